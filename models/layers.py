@@ -25,7 +25,7 @@ def rotate(x: jax.Array, positions: jax.Array, theta: float, dtype: jnp.dtype = 
     """
     half = x.shape[-1] // 2
     frequency = theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
-    angle = positions.astype(jnp.float32)[..., None, None] * frequency
+    angle = jnp.expand_dims(jnp.multiply.outer(positions.astype(jnp.float32), frequency), -2)
     cos, sin = jnp.cos(angle).astype(dtype), jnp.sin(angle).astype(dtype)
     low, high = x[..., :half].astype(dtype), x[..., half:].astype(dtype)
     return jnp.concatenate([low * cos - high * sin, high * cos + low * sin], axis=-1).astype(x.dtype)

@@ -1,0 +1,218 @@
+"""Commit rules: which predictions become tokens."""
+
+import jax
+import jax.numpy as jnp
+
+from polestar_jax.drift import History, delta, extend
+from polestar_jax.rows import iota, put_rows, take_rows
+from polestar_jax.types import Canvas, Commits, Prediction, Reason, Scope, Signal, Spec, State, pytree, static
+
+
+def candidate_rows(scope: Scope, prediction: Prediction) -> jax.Array:
+    """bool `[B, R]`: predictions of positions that may be committed now."""
+    return prediction.valid & take_rows(scope.candidates, prediction.slot)
+
+
+def most_confident(confidence: jax.Array, eligible: jax.Array) -> jax.Array:
+    """bool `[B, R]`: the most confident eligible row, the first of equals; none where nothing is eligible."""
+    best = jnp.argmax(jnp.where(eligible, confidence, -jnp.inf), axis=1)
+    return eligible & (iota(confidence.shape[1]) == best[:, None])
+
+
+def rank(score: jax.Array, eligible: jax.Array) -> jax.Array:
+    """int32 `[B, R]`: place of each row by descending score, 0 first, earlier rows first among equals."""
+    order = jnp.argsort(jnp.where(eligible, -score, jnp.inf), axis=1, stable=True)
+    return jnp.argsort(order, axis=1, stable=True).astype(jnp.int32)
+
+
+def commit_rows(prediction: Prediction, reason: jax.Array, length: int) -> Commits:
+    """`Commits` over a canvas of `length` slots from a uint8 `reason` `[B, R]`, `Reason.NONE` where nothing happens."""
+    write = reason != Reason.NONE
+    batch = prediction.slot.shape[0]
+    place = lambda values, dtype: put_rows(jnp.zeros((batch, length), dtype), prediction.slot, values, write)
+    return Commits(
+        write=place(write, bool),
+        tokens=place(prediction.token, jnp.int32),
+        reason=place(reason, jnp.uint8),
+        revoke=jnp.zeros((batch, length), bool),
+        stop=jnp.zeros((batch,), bool),
+    )
+
+
+def reasons(**chosen: jax.Array) -> jax.Array:
+    """uint8 `[B, R]`: the first reason, in the order of `Reason`, whose plane is true."""
+    planes = [(reason, chosen[reason.name.lower()]) for reason in Reason if reason.name.lower() in chosen]
+    code = jnp.zeros(planes[0][1].shape, jnp.uint8)
+    for reason, plane in reversed(planes):
+        code = jnp.where(plane, jnp.uint8(reason), code)
+    return code
+
+
+class _Rule:
+    """What most rules share: no signals, no memory, at least one commit per forward, none taken back."""
+
+    revokes = False
+    progresses = True
+
+    @property
+    def needs(self) -> frozenset[Signal]:
+        return frozenset()
+
+    def init(self, spec: Spec) -> State:
+        return ()
+
+
+@pytree
+class Threshold(_Rule):
+    """Every candidate with confidence >= tau, and always the most confident one (Fast-dLLM's parallel decoding).
+
+    Attributes:
+      tau: tau_s of the paper.
+    """
+
+    tau: float
+
+    def problems(self, spec: Spec) -> list[str]:
+        return []
+
+    def commit(self, spec: Spec, state, scope: Scope, canvas: Canvas, prediction: Prediction):
+        eligible = candidate_rows(scope, prediction)
+        confident = eligible & (prediction.confidence >= self.tau)
+        code = reasons(confidence=confident, forced=most_confident(prediction.confidence, eligible))
+        return state, commit_rows(prediction, code, spec.length)
+
+
+@pytree
+class Factor(_Rule):
+    """Fast-dLLM's factor rule: the r-th most confident of the candidates is taken while confidence >= 1 - factor / (r + 1).
+
+    Attributes:
+      factor: larger commits more.
+      release: the released code's habit, which takes all candidates when only the last one fails.
+    """
+
+    factor: float
+    release: bool = static(default=False)
+
+    def problems(self, spec: Spec) -> list[str]:
+        return [] if self.factor > 0 else [f"factor={self.factor} must be greater than 0"]
+
+    def commit(self, spec: Spec, state, scope: Scope, canvas: Canvas, prediction: Prediction):
+        eligible = candidate_rows(scope, prediction)
+        count = eligible.sum(axis=1, keepdims=True)
+        place = rank(prediction.confidence, eligible)
+        bar = jnp.where(place == 0, -1.0, 1 - self.factor / (place + 2))
+        failing = eligible & (prediction.confidence < bar)
+        first = jnp.min(jnp.where(failing, place, count), axis=1, keepdims=True)
+        if self.release:
+            first = jnp.where(first == count - 1, count, first)
+        chosen = eligible & (place < first)
+        passing = prediction.confidence >= 1 - self.factor / (place + 2)
+        code = reasons(confidence=chosen & passing, forced=chosen)
+        return state, commit_rows(prediction, code, spec.length)
+
+
+@pytree
+class Quota(_Rule):
+    """LLaDA's fixed schedule: the masks of a block at its entry, spread evenly over the block's forwards.
+
+    Attributes:
+      steps: forwards for the whole generation, a multiple of the number of blocks; None is one per token.
+      remasking: "low_confidence" commits the most confident, "random" any.
+    """
+
+    steps: int | None = static(default=None)
+    remasking: str = static(default="low_confidence")
+
+    def problems(self, spec: Spec) -> list[str]:
+        found = []
+        blocks, steps = spec.gen_length // spec.span, self._steps(spec)
+        if steps % max(blocks, 1) or not 0 < steps <= spec.gen_length:
+            found.append(
+                f"steps={steps} must be a multiple of the {blocks} blocks and between {blocks} and"
+                f" gen_length={spec.gen_length}"
+            )
+        if self.remasking not in ("low_confidence", "random"):
+            found.append(f"remasking={self.remasking!r} must be 'low_confidence' or 'random'")
+        return found
+
+    def _steps(self, spec: Spec) -> int:
+        return spec.gen_length if self.steps is None else self.steps
+
+    def init(self, spec: Spec) -> jax.Array:
+        """int32 `[B]`: masks of the block at its entry."""
+        return jnp.zeros((spec.batch,), jnp.int32)
+
+    def commit(self, spec: Spec, state: jax.Array, scope: Scope, canvas: Canvas, prediction: Prediction):
+        at_entry = jnp.where(scope.entering, scope.candidates.sum(axis=1, dtype=jnp.int32), state)
+        forwards = self._steps(spec) * spec.span // spec.gen_length
+        quota = at_entry // forwards + (scope.phase < at_entry % forwards)
+        eligible = candidate_rows(scope, prediction)
+        score = prediction.confidence
+        if self.remasking == "random":
+            draw = jax.vmap(lambda key: jax.random.uniform(key, (spec.gen_length,)))(scope.keys)
+            score = take_rows(draw, prediction.slot - spec.prompt_length)
+        chosen = eligible & (rank(score, eligible) < quota[:, None])
+        return at_entry, commit_rows(prediction, reasons(forced=chosen), spec.length)
+
+
+@pytree
+class PolestarCommit(_Rule):
+    """Polestar-Commit (section 4.2): a confidence threshold, a drift gate below it, and commits from the suffix window.
+
+    A candidate is committed when confidence >= tau, or when its drift delta >= alpha (tau - confidence)^2; the most
+    confident one always is. The gate is not applied at block entries, where there is no earlier attention to compare with.
+
+    Attributes:
+      tau: tau_s.
+      alpha: scale of the drift threshold.
+      history: h, how many earlier drifts of the block a delta is measured against; 0 compares with nothing.
+      gate_floor, gate_ceiling: the gate also asks for confidence > floor and delta < ceiling (the release's 0.7 and 2).
+      suffix_tau: confidence that a suffix position needs.
+      drift_gate, suffix_commit: switch the two parts.
+      history_length: room for past drifts, >= `history`.
+    """
+
+    tau: float = 0.9
+    alpha: float = 10.0
+    history: float = 5.0
+    gate_floor: float = -1.0
+    gate_ceiling: float = float("inf")
+    suffix_tau: float = 0.9
+    drift_gate: bool = static(default=True)
+    suffix_commit: bool = static(default=True)
+    history_length: int = static(default=8)
+
+    @property
+    def needs(self) -> frozenset[Signal]:
+        gate = {"drift"} if self.drift_gate else set()
+        return frozenset(gate | ({"suffix"} if self.suffix_commit else set()))
+
+    def problems(self, spec: Spec) -> list[str]:
+        if 0 <= self.history <= self.history_length:
+            return []
+        return [f"history={self.history} must be between 0 and history_length={self.history_length}"]
+
+    def init(self, spec: Spec) -> History | None:
+        return History.empty(spec.batch, spec.span, self.history_length) if self.drift_gate else None
+
+    def commit(self, spec: Spec, state: History | None, scope: Scope, canvas: Canvas, prediction: Prediction):
+        confidence = prediction.confidence
+        eligible = candidate_rows(scope, prediction)
+        planes = {
+            "confidence": eligible & (confidence >= self.tau),
+            "forced": most_confident(confidence, eligible),
+        }
+        if state is not None:
+            inside = prediction.valid & (prediction.slot >= scope.start[:, None]) & (prediction.slot < scope.stop[:, None])
+            offset = prediction.slot - scope.start[:, None]
+            state = state.cleared(scope.entering)
+            sharp = delta(state, offset, prediction.extra["drift"], self.history)
+            gate = (sharp >= self.alpha * (self.tau - confidence) ** 2) & (sharp < self.gate_ceiling)
+            gate = gate & (confidence > self.gate_floor) & ~scope.entering[:, None]
+            planes["drift"] = eligible & gate
+            state = extend(state, offset, prediction.extra["drift"], inside, ~scope.entering)
+        if self.suffix_commit:
+            suffix = prediction.valid & prediction.extra["suffix"] & take_rows(canvas.masked, prediction.slot)
+            planes["suffix"] = suffix & (confidence >= self.suffix_tau)
+        return state, commit_rows(prediction, reasons(**planes), spec.length)

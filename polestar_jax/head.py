@@ -1,0 +1,97 @@
+"""From last-layer outputs to predictions: logits, the token at each position and its confidence (paper eq. 1)."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from polestar_jax.rows import iota
+from polestar_jax.types import Pass, Prediction, Sampler, Signal, Spec, pytree, static
+
+
+def _margin(logits: jax.Array, token: jax.Array) -> jax.Array:
+    top, _ = jax.lax.top_k(jax.nn.softmax(logits), 2)
+    return top[..., 0] - top[..., 1]
+
+
+def _entropy(logits: jax.Array, token: jax.Array) -> jax.Array:
+    log_probability = jax.nn.log_softmax(logits)
+    return -jnp.sum(jnp.exp(log_probability) * log_probability, axis=-1)
+
+
+SIGNALS: dict[Signal, Callable[[jax.Array, jax.Array], jax.Array]] = {
+    "margin": _margin,
+    "entropy": _entropy,
+    "logits": lambda logits, token: logits,
+}
+"""Signals that any cache policy can serve, because they come from the logits `[B, R, V]` alone."""
+
+
+@pytree
+class Greedy:
+    """The most likely token, [MASK] excluded as in eq. 1.
+
+    Attributes:
+      allow_mask: let [MASK] win, as the authors' release does (a forced position may then stay masked for ever).
+    """
+
+    allow_mask: bool = static(default=False)
+
+    def problems(self, spec: Spec) -> list[str]:
+        return []
+
+    def sample(self, spec: Spec, logits: jax.Array, slot: jax.Array, keys: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Token int32 `[B, R]` and its float32 softmax probability, [MASK] counted in the denominator."""
+        return choose(spec, logits, logits, self.allow_mask)
+
+
+@pytree
+class Gumbel:
+    """LLaDA's sampling: the arg max of logits + temperature * Gumbel noise; the confidence is that of the clean logits.
+
+    Attributes:
+      temperature: 0 is greedy.
+    """
+
+    temperature: float
+
+    def problems(self, spec: Spec) -> list[str]:
+        return [] if self.temperature >= 0 else [f"temperature={self.temperature} must be at least 0"]
+
+    def sample(self, spec: Spec, logits: jax.Array, slot: jax.Array, keys: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """As `Greedy.sample`; noise is drawn from the row's key and the generated position, so no neighbour changes it."""
+        position = slot - spec.prompt_length
+        fold = jax.vmap(jax.vmap(jax.random.fold_in, (None, 0)))
+        noise = jax.vmap(jax.vmap(lambda key: jax.random.gumbel(key, logits.shape[-1:])))(fold(keys, position))
+        return choose(spec, logits, logits + self.temperature * noise, False)
+
+
+def choose(spec: Spec, clean: jax.Array, noisy: jax.Array, allow_mask: bool) -> tuple[jax.Array, jax.Array]:
+    """The arg max of `noisy` float32 `[B, R, V]`, and the softmax probability of `clean` there."""
+    if not allow_mask:
+        is_mask = iota(noisy.shape[-1])[None] == spec.model.config.mask_id
+        noisy = jnp.where(is_mask, -jnp.inf, noisy)
+    token = jnp.argmax(noisy, axis=-1).astype(jnp.int32)
+    logit = jnp.take_along_axis(clean, token[..., None], axis=-1)[..., 0]
+    return token, jnp.exp(logit - jax.nn.logsumexp(clean, axis=-1))
+
+
+def predict(spec: Spec, sampler: Sampler, guidance, params, done: Pass, keys: jax.Array) -> Prediction:
+    """Runs the LM head on the rows that predict.
+
+    Args:
+      guidance: None, or the scale w: `done` then holds 2 B batch rows, conditional first, and the logits are
+        unconditional + (w + 1) (conditional - unconditional), as LLaDA's sampler has it.
+      done: a branch's result.
+      keys: key `[B]`, this forward's.
+    """
+    logits = spec.model.logits(params, done.hidden).astype(jnp.float32)
+    slot, valid = done.slot + spec.model.shift, done.valid
+    if guidance is not None:
+        conditional, unconditional = jnp.split(logits, 2)
+        logits = unconditional + (guidance + 1) * (conditional - unconditional)
+        slot, valid = slot[: spec.batch], valid[: spec.batch]
+    valid = valid & (slot < spec.length)
+    token, confidence = sampler.sample(spec, logits, slot, keys)
+    computed = {name: SIGNALS[name](logits, token) for name in sorted(spec.needs & SIGNALS.keys())}
+    return Prediction(slot, valid, token, confidence, done.extra | computed)

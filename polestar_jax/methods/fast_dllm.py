@@ -1,0 +1,118 @@
+"""Fast-dLLM (arXiv 2505.22618): block-wise KV cache, rebuilt at every block entry, with parallel decoding."""
+
+import jax
+import jax.numpy as jnp
+
+from polestar_jax.commit import Quota
+from polestar_jax.head import Greedy
+from polestar_jax.methods.parallel import confidence_rule
+from polestar_jax.rows import (
+    block_slots,
+    empty_keys_values,
+    forward_canvas,
+    forward_rows,
+    iota,
+    replace_mine,
+    rows_at,
+    rows_pass,
+    whole_pass,
+)
+from polestar_jax.schedule import SemiAutoregressive
+from polestar_jax.types import Branch, Canvas, Commits, Method, Pass, Prediction, Scope, Signal, Spec, pytree, static
+
+
+@pytree
+class KeysValues:
+    """Rotated keys and values, per layer `[B, N, Hkv, A]`."""
+
+    keys: tuple[jax.Array, ...]
+    values: tuple[jax.Array, ...]
+
+
+def full_entry(spec: Spec, params, cache: KeysValues, canvas: Canvas, scope: Scope, mine: jax.Array) -> Pass:
+    """A whole-canvas forward that fills the cache."""
+    ran = forward_canvas(spec, params, canvas, scope.visible)
+    cache = KeysValues(replace_mine(mine, cache.keys, ran.keys), replace_mine(mine, cache.values, ran.values))
+    return whole_pass(spec, cache, canvas, scope, ran.inputs[-1])
+
+
+@pytree
+class BlockCache:
+    """Keys and values outside a row set stay as they were at the block's entry.
+
+    Attributes:
+      mode: "dual" recomputes the block, "prefix" the block and everything after it.
+    """
+
+    mode: str = static(default="dual")
+
+    @property
+    def provides(self) -> frozenset[Signal]:
+        return frozenset()
+
+    def problems(self, spec: Spec) -> list[str]:
+        return [] if self.mode in ("dual", "prefix") else [f"cache={self.mode!r} must be 'dual' or 'prefix'"]
+
+    def width(self, spec: Spec) -> int:
+        return spec.span + spec.model.shift
+
+    def init(self, spec: Spec) -> KeysValues:
+        return KeysValues(*empty_keys_values(spec))
+
+    def branches(self, spec: Spec) -> tuple[Branch, ...]:
+        step = dual_step if self.mode == "dual" else prefix_step
+        bind = lambda run: lambda *arguments: run(spec, *arguments)
+        return Branch("step", bind(step)), Branch("entry", bind(full_entry))
+
+    def kind(self, spec: Spec, cache: KeysValues, scope: Scope) -> jax.Array:
+        return scope.entering.astype(jnp.int32)
+
+    def observe(
+        self, spec: Spec, cache: KeysValues, scope: Scope, prediction: Prediction, commits: Commits
+    ) -> KeysValues:
+        return cache
+
+
+def dual_step(spec: Spec, params, cache: KeysValues, canvas: Canvas, scope: Scope, mine: jax.Array) -> Pass:
+    """Recomputes the block's rows."""
+    rows = rows_at(canvas, block_slots(spec, scope), mine)
+    ran = forward_rows(spec, params, cache.keys, cache.values, canvas, rows, scope.visible)
+    return rows_pass(spec, KeysValues(ran.keys, ran.values), rows, ran.inputs[-1])
+
+
+def prefix_step(spec: Spec, params, cache: KeysValues, canvas: Canvas, scope: Scope, mine: jax.Array) -> Pass:
+    """Recomputes every row from the block on; the row set is as long as the generation, its tail invalid."""
+    block = block_slots(spec, scope)
+    slot = block[:, :1] + iota(spec.gen_length + spec.model.shift)
+    rows = rows_at(canvas, slot, mine)
+    ran = forward_rows(spec, params, cache.keys, cache.values, canvas, rows, scope.visible)
+    done = rows_pass(spec, KeysValues(ran.keys, ran.values), rows, ran.inputs[-1])
+    width = block.shape[1]
+    return done._replace(hidden=done.hidden[:, :width], slot=block, valid=done.valid[:, :width])
+
+
+def fast_dllm(
+    *,
+    cache: str = "dual",
+    threshold: float | None = None,
+    factor: float | None = None,
+    steps: int | None = None,
+    block_length: int = 32,
+) -> Method:
+    """Fast-dLLM.
+
+    Args:
+      cache: "dual" (the default) or "prefix".
+      threshold, factor: the parallel rule, as in `parallel`; threshold 0.9 if none of the three is given.
+      steps: LLaDA's fixed schedule with this many forwards instead.
+      block_length: S.
+    """
+    if steps is not None and (threshold is not None or factor is not None):
+        raise ValueError(f"steps={steps} excludes threshold and factor; give one")
+    return Method(
+        name="fast_dllm",
+        cache=BlockCache(mode=cache),
+        rule=confidence_rule(threshold, factor) if steps is None else Quota(steps=steps),
+        schedule=SemiAutoregressive(block_length=block_length),
+        sampler=Greedy(),
+    )

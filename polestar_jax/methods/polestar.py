@@ -1,0 +1,69 @@
+"""Polestar (arXiv 2607.14107): Polestar-Cache and Polestar-Commit over semi-autoregressive blocks."""
+
+import dataclasses
+from typing import Any
+
+from polestar_jax.commit import PolestarCommit
+from polestar_jax.head import Greedy
+from polestar_jax.polestar_cache import PolestarCache
+from polestar_jax.schedule import SemiAutoregressive
+from polestar_jax.types import Method
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "paper": {},
+    # What the authors' public code does differently from their text (docs/methods.md says more).
+    "release": {
+        "selected_last": 1,
+        "update_threshold": 2,
+        "step_threshold": 1,
+        "window_entry_period": 4,
+        "format": "none",
+        "count_eos": True,
+        "refresh_tokens": False,
+        "memberless": True,
+        "random_start": True,
+        "suffixless_keeps_all": False,
+        "epsilon": 1e-6,
+        "token_floor": "clamp",
+        "proxy_floor": "add",
+        "gate_floor": 0.7,
+        "gate_ceiling": 2.0,
+        "allow_mask": True,
+    },
+}
+"""Fields by preset; a preset changes the defaults, which are the paper's."""
+
+_PARTS = {"cache": PolestarCache, "rule": PolestarCommit, "sampler": Greedy}
+FIELDS = {field.name: part for part, cls in _PARTS.items() for field in dataclasses.fields(cls)}
+"""Every field of a Polestar config, and the part of the method that has it."""
+
+
+def polestar(preset: str = "paper", *, block_length: int = 32, **fields: Any) -> Method:
+    """Polestar; every field of `PolestarCache` and `PolestarCommit` can be given by name.
+
+    The component ablation of the paper's table 4: `drift_gate=False, suffix_commit=False` is Polestar-Cache alone,
+    `suffix_commit=False` adds the current block's commits.
+
+    Args:
+      preset: "paper", the text of the paper, or "release", the authors' public code.
+      block_length: S.
+      **fields: overrides of the preset's.
+
+    Raises:
+      ValueError: naming an unknown preset or field.
+    """
+    if preset not in PRESETS:
+        raise ValueError(f"preset={preset!r} must be one of {', '.join(PRESETS)}")
+    unknown = fields.keys() - FIELDS.keys()
+    if unknown:
+        raise ValueError(f"polestar has no field {', '.join(sorted(unknown))}; it has {', '.join(sorted(FIELDS))}")
+    chosen = PRESETS[preset] | fields
+    parts = {
+        part: cls(**{name: value for name, value in chosen.items() if FIELDS[name] == part})
+        for part, cls in _PARTS.items()
+    }
+    return Method(
+        name="polestar" if preset == "paper" else f"polestar:{preset}",
+        schedule=SemiAutoregressive(block_length=block_length),
+        **parts,
+    )

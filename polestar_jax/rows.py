@@ -1,0 +1,174 @@
+"""A forward over a set of rows against the cache: the one primitive under every cache policy."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from polestar_jax.types import Canvas, Model, Pass, RowSet, Scope, Spec
+
+NEGATIVE = -1e30  # finite, so that a row without any key gives numbers (that nobody reads) instead of NaN
+
+
+def iota(length: int) -> jax.Array:
+    """int32 `[1, length]`: 0, 1, ..."""
+    return jnp.arange(length, dtype=jnp.int32)[None]
+
+
+def take_rows(plane: jax.Array, index: jax.Array) -> jax.Array:
+    """`plane` `[B, N, ...]` at `index` `[B, R]` -> `[B, R, ...]`; indices outside are clipped."""
+    expanded = index.reshape(index.shape + (1,) * (plane.ndim - 2))
+    return jnp.take_along_axis(plane, expanded, axis=1, mode="clip")
+
+
+def put_rows(plane: jax.Array, index: jax.Array, values: jax.Array, write: jax.Array) -> jax.Array:
+    """`plane` `[B, N, ...]` with `values` `[B, R, ...]` at `index` `[B, R]` where `write` `[B, R]`."""
+    batch = iota(plane.shape[0]).T
+    target = jnp.where(write & (index >= 0), index, plane.shape[1])
+    return plane.at[batch, target].set(values.astype(plane.dtype), mode="drop")
+
+
+def rows_at(canvas: Canvas, slot: jax.Array, mine: jax.Array) -> RowSet:
+    """The rows at `slot` `[B, R]`; slots outside the canvas and pads are invalid, only rows that are `mine` `[B]` write."""
+    valid = (slot >= 0) & (slot < canvas.tokens.shape[1]) & take_rows(canvas.valid, slot)
+    return RowSet(
+        slot=slot,
+        token=take_rows(canvas.tokens, slot),
+        position=take_rows(canvas.position, slot),
+        valid=valid,
+        write=valid & mine[:, None],
+    )
+
+
+def block_slots(spec: Spec, scope: Scope) -> jax.Array:
+    """Slots `[B, S + shift]` of the rows that predict the block: the row before it too, where logits are shifted."""
+    width = spec.span + spec.model.shift
+    return scope.start[:, None] - spec.model.shift + iota(width)
+
+
+def embed_rows(model: Model, params, canvas: Canvas, rows: RowSet) -> jax.Array:
+    """Layer-0 inputs `[B, R, D]`; a prompt's own embeddings replace those of its tokens."""
+    hidden = model.embed(params, rows.token)
+    if canvas.embeddings is None:
+        return hidden
+    given = take_rows(canvas.embeddings, rows.slot).astype(hidden.dtype)
+    return jnp.where((rows.slot < canvas.embeddings.shape[1])[..., None], given, hidden)
+
+
+def attention_scores(query: jax.Array, key: jax.Array, key_mask: jax.Array) -> jax.Array:
+    """Scaled scores, float32 `[B, H, R, M]`, `NEGATIVE` at masked keys.
+
+    Args:
+      query: `[B, R, H, A]`.
+      key: `[B, M, Hkv, A]`; H is a multiple of Hkv.
+      key_mask: bool `[B, M]`, or `[B, R, M]` where rows differ.
+    """
+    batch, rows, heads, size = query.shape
+    grouped = query.reshape(batch, rows, key.shape[2], -1, size)
+    scores = jnp.einsum("brkga,bmka->bkgrm", grouped, key, preferred_element_type=jnp.float32) * size**-0.5
+    mask = key_mask[:, None, None, None, :] if key_mask.ndim == 2 else key_mask[:, None, None, :, :]
+    return jnp.where(mask, scores, NEGATIVE).reshape(batch, heads, rows, -1)
+
+
+def weigh_values(probability: jax.Array, value: jax.Array) -> jax.Array:
+    """Attended values `[B, R, H, A]` from `probability` `[B, H, R, M]` and `value` `[B, M, Hkv, A]`."""
+    batch, heads, rows, keys = probability.shape
+    grouped = probability.astype(value.dtype).reshape(batch, value.shape[2], -1, rows, keys)
+    out = jnp.einsum("bkgrm,bmka->brkga", grouped, value, preferred_element_type=jnp.float32)
+    return out.reshape(batch, rows, heads, -1).astype(value.dtype)
+
+
+def attend(query: jax.Array, key: jax.Array, value: jax.Array, key_mask: jax.Array) -> jax.Array:
+    """Softmax attention in float32; arguments as in `attention_scores`, result `[B, R, H, A]`."""
+    return weigh_values(jax.nn.softmax(attention_scores(query, key, key_mask), axis=-1), value)
+
+
+def project_rows(model: Model, params, layer: int, hidden: jax.Array, position: jax.Array):
+    """Rotated queries and keys, and values, of layer inputs `[B, R, D]` at `position` `[B, R]`."""
+    query, key, value = model.project(params, layer, hidden)
+    return model.rotate(query, position), model.rotate(key, position), value
+
+
+def empty_keys_values(spec: Spec, slots: int | None = None) -> tuple[tuple[jax.Array, ...], tuple[jax.Array, ...]]:
+    """Zeroed keys (rotated, as they will be cached) and values, one `[B, M, Hkv, A]` per layer."""
+    config = spec.model.config
+    shape = (spec.batch, slots or spec.length, config.kv_heads, config.model_size // config.heads)
+    empty = lambda: tuple(jnp.zeros(shape, config.dtype) for _ in range(config.layers))
+    return empty(), empty()
+
+
+class Forward(NamedTuple):
+    """What a forward leaves behind.
+
+    Attributes:
+      inputs: the inputs of every layer and the last one's output, L + 1 arrays `[B, R, D]`.
+      keys, values: per layer `[B, M, Hkv, A]`.
+      query: `[B, R, H, A]`, the last layer's.
+    """
+
+    inputs: list[jax.Array]
+    keys: tuple[jax.Array, ...]
+    values: tuple[jax.Array, ...]
+    query: jax.Array
+
+
+def forward_rows(spec: Spec, params, keys, values, canvas: Canvas, rows: RowSet, key_mask: jax.Array) -> Forward:
+    """Runs `rows` through every layer, writing their keys and values and attending to the whole cache.
+
+    Args:
+      keys, values: per layer `[B, M, Hkv, A]`.
+      key_mask: bool `[B, M]`, keys that may be attended to.
+    """
+    model = spec.model
+    mask = key_mask if rows.key_mask is None else key_mask[:, None, :] & rows.key_mask
+    inputs, query = [embed_rows(model, params, canvas, rows)], None
+    keys, values = list(keys), list(values)
+    for layer in range(model.config.layers):
+        query, key, value = project_rows(model, params, layer, inputs[-1], rows.position)
+        keys[layer] = put_rows(keys[layer], rows.slot, key, rows.write)
+        values[layer] = put_rows(values[layer], rows.slot, value, rows.write)
+        attended = attend(query, keys[layer], values[layer], mask)
+        inputs.append(model.finish(params, layer, inputs[-1], attended))
+    return Forward(inputs, tuple(keys), tuple(values), query)
+
+
+def forward_canvas(spec: Spec, params, canvas: Canvas, key_mask: jax.Array) -> Forward:
+    """Runs the whole canvas (R = N), reusing nothing."""
+    model = spec.model
+    everyone = jnp.broadcast_to(iota(spec.length), canvas.tokens.shape)
+    rows = RowSet(everyone, canvas.tokens, canvas.position, canvas.valid, canvas.valid)
+    inputs, keys, values, query = [embed_rows(model, params, canvas, rows)], [], [], None
+    for layer in range(model.config.layers):
+        query, key, value = project_rows(model, params, layer, inputs[-1], canvas.position)
+        attended = attend(query, key, value, key_mask)
+        inputs.append(model.finish(params, layer, inputs[-1], attended))
+        keys.append(key)
+        values.append(value)
+    return Forward(inputs, tuple(keys), tuple(values), query)
+
+
+def replace_mine(mine: jax.Array, old: tuple[jax.Array, ...], new: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+    """`new` where the batch row is `mine` `[B]`, else `old`; arrays lead with B."""
+    pick = lambda a, b: jnp.where(mine.reshape((-1,) + (1,) * (a.ndim - 1)), b.astype(a.dtype), a)
+    return jax.tree.map(pick, old, new)
+
+
+def count_rows(spec: Spec, slot: jax.Array, ran: jax.Array, slots: int | None = None) -> jax.Array:
+    """int32 `[B, M]`: 1 at every `slot` `[B, R]` that `ran` `[B, R]`."""
+    plane = jnp.zeros((slot.shape[0], slots or spec.length), jnp.int32)
+    return put_rows(plane, slot, jnp.ones_like(slot), ran)
+
+
+def whole_pass(spec: Spec, cache, canvas: Canvas, scope: Scope, hidden: jax.Array) -> Pass:
+    """The `Pass` of a whole-canvas forward with last-layer outputs `hidden` `[B, N, D]`: the block's rows predict."""
+    slot = block_slots(spec, scope)
+    valid = (slot >= 0) & (slot < spec.length) & take_rows(canvas.valid, slot)
+    computed = canvas.valid.astype(jnp.int32) * spec.model.config.layers
+    return Pass(cache, take_rows(hidden, slot), slot, valid, {}, computed, jnp.float32(spec.length))
+
+
+def rows_pass(spec: Spec, cache, rows: RowSet, hidden: jax.Array) -> Pass:
+    """The `Pass` of a forward in which every layer ran the same `rows`, with last-layer outputs `hidden` `[B, R, D]`."""
+    computed = count_rows(spec, rows.slot, rows.valid) * spec.model.config.layers
+    executed = jnp.float32(rows.slot.shape[1])
+    return Pass(cache, hidden, rows.slot, rows.valid, {}, computed, executed)

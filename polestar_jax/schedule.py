@@ -1,0 +1,76 @@
+"""Block schedules: which positions are decoded together, and in which order."""
+
+import jax
+import jax.numpy as jnp
+
+from polestar_jax.rows import iota
+from polestar_jax.types import Canvas, Prediction, Scope, Spec, pytree, static
+
+
+@pytree
+class Blocks:
+    """The state of `SemiAutoregressive`: the current block of every batch row.
+
+    Attributes:
+      index: int32 `[B]`.
+      phase: int32 `[B]`, forwards spent in it.
+    """
+
+    index: jax.Array
+    phase: jax.Array
+
+
+@pytree
+class SemiAutoregressive:
+    """Blocks of fixed length from left to right; a block without masks is skipped without a forward.
+
+    Attributes:
+      block_length: S; G must be a multiple of it.
+    """
+
+    block_length: int = static()
+
+    def problems(self, spec: Spec) -> list[str]:
+        if self.block_length < 1:
+            return [f"block_length={self.block_length} must be at least 1"]
+        if spec.gen_length % self.block_length:
+            return [f"gen_length={spec.gen_length} must be a multiple of block_length={self.block_length}"]
+        return []
+
+    def span(self, gen_length: int) -> int:
+        return self.block_length
+
+    def max_forwards(self, gen_length: int) -> int:
+        """G: every forward commits a token or ends a block."""
+        return gen_length
+
+    def init(self, spec: Spec) -> Blocks:
+        zeros = jnp.zeros((spec.batch,), jnp.int32)
+        return Blocks(zeros, zeros)
+
+    def scope(self, spec: Spec, state: Blocks, canvas: Canvas, keys: jax.Array) -> Scope:
+        start = spec.prompt_length + state.index * self.block_length
+        stop = start + self.block_length
+        slot = iota(spec.length)
+        inside = (slot >= start[:, None]) & (slot < stop[:, None])
+        return Scope(
+            index=state.index,
+            start=start,
+            stop=stop,
+            candidates=canvas.masked & inside,
+            visible=canvas.valid,
+            entering=state.phase == 0,
+            phase=state.phase,
+            keys=keys,
+        )
+
+    def observe(self, spec: Spec, state: Blocks, scope: Scope, prediction: Prediction) -> tuple[Blocks, Scope]:
+        return state, scope
+
+    def advance(self, spec: Spec, state: Blocks, scope: Scope, canvas: Canvas) -> Blocks:
+        open_blocks = canvas.masked[:, spec.prompt_length :].reshape(spec.batch, -1, self.block_length).any(-1)
+        number = iota(open_blocks.shape[1])
+        # argmax finds the first block, from the current one on, with a mask left.
+        following = jnp.argmax(open_blocks & (number >= state.index[:, None]), axis=1).astype(jnp.int32)
+        index = jnp.maximum(following, state.index)
+        return Blocks(index, jnp.where(index == state.index, state.phase + 1, 0))
