@@ -1,0 +1,39 @@
+"""Settings of every test: CPU, strict ranks, checked annotations, one compilation cache for all workers."""
+
+import os
+
+os.environ["JAX_PLATFORMS"] = "cpu"
+
+from pathlib import Path
+
+import beartype
+import jax
+import jaxtyping
+import pytest
+
+jax.config.update("jax_numpy_rank_promotion", "raise")
+# A test compiles once for all xdist workers, and not at all when nothing changed since the last run. With a size limit
+# jax locks the folder, so that no worker reads what another is still writing.
+jax.config.update("jax_compilation_cache_dir", str(Path(__file__).parents[1] / ".cache" / "jax"))
+jax.config.update("jax_compilation_cache_max_size", 2**31)
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+
+
+def check(function):
+    """Checks the annotations of a function at every call.
+
+    Constructors are left alone: jax rebuilds pytrees out of tracers, shapes and None, which no field annotation allows.
+    """
+    return function if function.__name__ == "__init__" else beartype.beartype(function)
+
+
+if os.environ.get("POLESTAR_TYPECHECK", "1") != "0":
+    # Where shapes are the whole story. The public face takes NumPy arrays too, and its own errors are under test.
+    arithmetic = [f"polestar_jax.{name}" for name in ("cluster", "drift", "quantize", "window")]
+    jaxtyping.install_import_hook(arithmetic, f"{__name__}.check")
+
+
+@pytest.fixture(scope="session")
+def golden() -> Path:
+    """The folder of recorded runs of the original programs."""
+    return Path(__file__).parent / "golden"
