@@ -146,12 +146,12 @@ def spherical_kmeans(
         drawn = draws.start[side, place]
         start = jnp.where(settled | (drawn < 0), start, drawn)
         redraw = draws.redraw[side, :, place].T
-    directions = _unit(rows)
+    scale = _inverse_length(rows)
 
     def iterate(carry, redraw):
         centroids, _ = carry
-        cosine = jnp.matmul(_unit(centroids), directions.T, precision=jax.lax.Precision.HIGHEST)
-        cosine = jnp.where(own, cosine, -jnp.inf)
+        product = jnp.matmul(centroids, rows.T, precision=jax.lax.Precision.HIGHEST)
+        cosine = jnp.where(own, product * _inverse_length(centroids)[:, None] * scale[None, :], -jnp.inf)
         nearest = jnp.argmax(cosine >= jnp.max(cosine, axis=0, keepdims=True) - TIE, axis=0)
         members = jnp.where(settled[:, None], pick(place), own & (index[:, None] == nearest[None, :]))
         count = jnp.sum(members, axis=1, dtype=jnp.int32)
@@ -194,6 +194,6 @@ def move_centroids(
     return centroids + sums / jnp.where(counts > 0, counts.astype(jnp.float32) + epsilon, jnp.inf)[:, None]
 
 
-def _unit(rows: Float[Array, "R D"]) -> Float[Array, "R D"]:
-    """Rows of length one; a zero row stays zero, as near to every centroid as to any other."""
-    return rows / jnp.maximum(jnp.linalg.norm(rows, axis=-1, keepdims=True), 1e-12)
+def _inverse_length(rows: Float[Array, "R D"]) -> Float[Array, " R"]:
+    """Finite for zero rows too, which are thus equally near to every centroid."""
+    return 1 / jnp.maximum(jnp.linalg.norm(rows, axis=-1), 1e-12)
