@@ -56,19 +56,21 @@ class Network(nnx.Module):
         dtype = jnp.dtype(config.dtype)
         table = jax.random.normal(rngs.params(), (config.vocab_size, config.model_size), dtype)
         self.embedding = nnx.Param(0.02 * table)
-        self.layers = nnx.List([
-            Block(
-                model_size=config.model_size,
-                heads=config.heads,
-                kv_heads=config.kv_heads,
-                feed_forward=config.feed_forward,
-                epsilon=config.epsilon,
-                bias=False,
-                dtype=dtype,
-                rngs=rngs,
-            )
-            for _ in range(config.layers)
-        ])
+        self.layers = nnx.List(
+            [
+                Block(
+                    model_size=config.model_size,
+                    heads=config.heads,
+                    kv_heads=config.kv_heads,
+                    feed_forward=config.feed_forward,
+                    epsilon=config.epsilon,
+                    bias=False,
+                    dtype=dtype,
+                    rngs=rngs,
+                )
+                for _ in range(config.layers)
+            ]
+        )
         self.norm = RMSNorm(config.model_size, epsilon=config.epsilon, dtype=dtype)
         self.head = None if config.tied else Linear(config.model_size, config.vocab_size, dtype=dtype, rngs=rngs)
 
@@ -201,7 +203,9 @@ def read_config(fields: Mapping[str, Any], dtype: str = "float32") -> LLaDAConfi
         sizes = {ours: fields[theirs] for theirs, ours in _REQUIRED.items()}
         kv_heads = fields.get("n_kv_heads") or fields["n_heads"]
         if fields["d_model"] % fields["n_heads"] or fields["n_heads"] % kv_heads:
-            problems.append(f"n_heads={fields['n_heads']} must divide d_model and be a multiple of n_kv_heads={kv_heads}")
+            problems.append(
+                f"n_heads={fields['n_heads']} must divide d_model and be a multiple of n_kv_heads={kv_heads}"
+            )
     if problems:
         raise ValueError("config.json cannot be read as LLaDA: " + "; ".join(problems))
     vocab_size = fields.get("embedding_size") or fields["vocab_size"]

@@ -204,7 +204,9 @@ class PolestarCommit(_Rule):
             "forced": most_confident(confidence, eligible),
         }
         if state is not None:
-            inside = prediction.valid & (prediction.slot >= scope.start[:, None]) & (prediction.slot < scope.stop[:, None])
+            inside = (
+                prediction.valid & (prediction.slot >= scope.start[:, None]) & (prediction.slot < scope.stop[:, None])
+            )
             offset = prediction.slot - scope.start[:, None]
             state = state.cleared(scope.entering)
             sharp = delta(state, offset, prediction.extra["drift"], self.history)

@@ -76,6 +76,11 @@ class Decode:
     method: Method
     gen_length: int
 
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Names of the kinds of forward, in the order in which `StepLog.kind` numbers them."""
+        return tuple(branch.name for branch in self.method.cache.branches(self.spec(batch=1, prompt_length=1)))
+
     def spec(self, batch: int, prompt_length: int) -> Spec:
         span = self.method.schedule.span(self.gen_length)
         return Spec(self.model, batch, prompt_length, self.gen_length, span, self.method.rule.needs)
@@ -105,9 +110,7 @@ class Decode:
             )
         return _init(self.spec(keys.shape[0], prompt_length), self.method, keys)
 
-    def __call__(
-        self, params: Any, state: DecodeState, prompt: Prompt | jax.Array
-    ) -> tuple[DecodeOutput, DecodeState]:
+    def __call__(self, params: Any, state: DecodeState, prompt: Prompt | jax.Array) -> tuple[DecodeOutput, DecodeState]:
         """Decodes `prompt` (`Prompt`, or int32 `[B, P]`) to the end. `state` is donated: use the one returned."""
         spec = self._spec_of(state)
         return _decode(spec, self.method, params, state, check_prompt(spec, prompt))
@@ -138,7 +141,8 @@ class Decode:
         spec = self.spec(batch, length - self.gen_length)
         expected = _abstract_state(spec, self.method)
         if jax.tree.structure(state) != jax.tree.structure(expected) or any(
-            np.shape(leaf) != like.shape for leaf, like in zip(jax.tree.leaves(state), jax.tree.leaves(expected), strict=True)
+            np.shape(leaf) != like.shape
+            for leaf, like in zip(jax.tree.leaves(state), jax.tree.leaves(expected), strict=True)
         ):
             raise ValueError(
                 f"this state was not made by decode.init of {self.method.name} with gen_length={self.gen_length};"
@@ -167,14 +171,13 @@ def _fresh(spec: Spec, method: Method, keys: jax.Array, prompt: Prompt | None = 
     forwards = method.schedule.max_forwards(spec.gen_length)
     per_forward = (spec.batch, forwards)
     measured = spec.gen_length if "drift" in spec.needs else 0
-    cached = _doubled_spec(spec) if method.guidance is not None else spec
     return DecodeState(
         keys=keys,
         forwards=jnp.zeros((spec.batch,), jnp.int32),
         stopped=jnp.zeros((spec.batch,), bool),
         canvas=new_canvas(spec, prompt),
         schedule=method.schedule.init(spec),
-        cache=method.cache.init(cached),
+        cache=method.cache.init(_cache_spec(spec, method)),
         rule=method.rule.init(spec),
         log=StepLog(
             kind=jnp.full(per_forward, NO_FORWARD, jnp.uint8),
@@ -189,7 +192,8 @@ def _fresh(spec: Spec, method: Method, keys: jax.Array, prompt: Prompt | None = 
 
 
 def _start(spec: Spec, method: Method, state: DecodeState, prompt: Prompt) -> DecodeState:
-    return _fresh(spec, method, state.keys, prompt)
+    fresh = _fresh(spec, method, state.keys, prompt)
+    return dataclasses.replace(fresh, cache=method.cache.restart(_cache_spec(spec, method), state.cache))
 
 
 def _live(spec: Spec, state: DecodeState) -> jax.Array:
@@ -202,8 +206,9 @@ def _output(spec: Spec, state: DecodeState) -> DecodeOutput:
     return DecodeOutput(state.canvas.tokens[:, generated], filled, state.forwards, state.log)
 
 
-def _doubled_spec(spec: Spec) -> Spec:
-    return dataclasses.replace(spec, batch=2 * spec.batch)
+def _cache_spec(spec: Spec, method: Method) -> Spec:
+    """What the cache policy sees: with guidance every sequence is two rows, conditional and unconditional."""
+    return spec if method.guidance is None else dataclasses.replace(spec, batch=2 * spec.batch)
 
 
 def _doubled(tree):
@@ -225,13 +230,13 @@ def _forward(spec: Spec, method: Method, params, state: DecodeState, scope: Scop
     Returns:
       cache, prediction, computed `[B, N]`, executed `[]`, kind `[]`, mine `[B]`.
     """
-    canvas, inner = state.canvas, spec
+    canvas, inner = state.canvas, _cache_spec(spec, method)
     if method.guidance is not None:
         prompt = canvas.valid & (iota(spec.length) < spec.prompt_length)
         hidden_prompt = jnp.where(prompt, spec.model.config.mask_id, canvas.tokens)
         unconditional = dataclasses.replace(canvas, tokens=hidden_prompt)
         canvas = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), canvas, unconditional)
-        scope, inner = _doubled(scope), _doubled_spec(spec)
+        scope = _doubled(scope)
     branches = method.cache.branches(inner)
     width = method.cache.width(inner)
     wants = method.cache.kind(inner, state.cache, scope)[: spec.batch]
@@ -277,7 +282,7 @@ def _step(spec: Spec, method: Method, params, state: DecodeState) -> tuple[Decod
     )
     canvas = _apply(state.canvas, commits, spec.model.config.mask_id)
     several = _doubled if method.guidance is not None else lambda tree: tree
-    inner = _doubled_spec(spec) if method.guidance is not None else spec
+    inner = _cache_spec(spec, method)
     observed = method.cache.observe(inner, cache, several(scope), several(prediction), several(commits))
     schedule = method.schedule.advance(spec, schedule, scope, canvas)
     entry = _entry(spec, scope, prediction, commits, computed, executed, kind, mine)

@@ -69,7 +69,9 @@ def _check_values(spec: Spec, tokens: np.ndarray, valid: np.ndarray) -> None:
         raise ValueError(f"prompt row {np.argmax(empty)} holds only padding; give every row at least one valid token")
     gaps = valid[:, :-1] & ~valid[:, 1:]
     if gaps.any():
-        raise ValueError(f"prompt row {np.argwhere(gaps)[0][0]} has padding after a token; prompts are padded on the left")
+        raise ValueError(
+            f"prompt row {np.argwhere(gaps)[0][0]} has padding after a token; prompts are padded on the left"
+        )
 
 
 def new_canvas(spec: Spec, prompt: Prompt) -> Canvas:

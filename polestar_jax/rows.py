@@ -5,9 +5,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from polestar_jax.attention import attend, project_rows, write_cache
 from polestar_jax.types import Canvas, Model, Pass, RowSet, Scope, Spec
-
-NEGATIVE = -1e30  # finite, so that a row without any key gives numbers (that nobody reads) instead of NaN
 
 
 def iota(length: int) -> jax.Array:
@@ -28,8 +27,12 @@ def put_rows(plane: jax.Array, index: jax.Array, values: jax.Array, write: jax.A
     return plane.at[batch, target].set(values.astype(plane.dtype), mode="drop")
 
 
-def rows_at(canvas: Canvas, slot: jax.Array, mine: jax.Array) -> RowSet:
-    """The rows at `slot` `[B, R]`; slots outside the canvas and pads are invalid, only rows that are `mine` `[B]` write."""
+def rows_at(canvas: Canvas, slot: jax.Array, mine: jax.Array, *, contiguous: bool = False) -> RowSet:
+    """The rows at `slot` `[B, R]`; slots outside the canvas and pads are invalid, only rows that are `mine` `[B]` write.
+
+    Args:
+      contiguous: whether the slots follow one another, which makes writing them cheap.
+    """
     valid = (slot >= 0) & (slot < canvas.tokens.shape[1]) & take_rows(canvas.valid, slot)
     return RowSet(
         slot=slot,
@@ -37,6 +40,7 @@ def rows_at(canvas: Canvas, slot: jax.Array, mine: jax.Array) -> RowSet:
         position=take_rows(canvas.position, slot),
         valid=valid,
         write=valid & mine[:, None],
+        contiguous=contiguous,
     )
 
 
@@ -55,54 +59,12 @@ def embed_rows(model: Model, params, canvas: Canvas, rows: RowSet) -> jax.Array:
     return jnp.where((rows.slot < canvas.embeddings.shape[1])[..., None], given, hidden)
 
 
-def attention_scores(query: jax.Array, key: jax.Array, key_mask: jax.Array) -> jax.Array:
-    """Scaled scores, float32 `[B, H, R, M]`, `NEGATIVE` at masked keys.
-
-    Args:
-      query: `[B, R, H, A]`.
-      key: `[B, M, Hkv, A]`; H is a multiple of Hkv.
-      key_mask: bool `[B, M]`, or `[B, R, M]` where rows differ.
-    """
-    batch, rows, heads, size = query.shape
-    grouped = query.reshape(batch, rows, key.shape[2], -1, size)
-    scores = jnp.einsum("brkga,bmka->bkgrm", grouped, key, preferred_element_type=jnp.float32) * size**-0.5
-    mask = key_mask[:, None, None, None, :] if key_mask.ndim == 2 else key_mask[:, None, None, :, :]
-    return jnp.where(mask, scores, NEGATIVE).reshape(batch, heads, rows, -1)
-
-
-def weigh_values(probability: jax.Array, value: jax.Array) -> jax.Array:
-    """Attended values `[B, R, H, A]` from `probability` `[B, H, R, M]` and `value` `[B, M, Hkv, A]`."""
-    batch, heads, rows, keys = probability.shape
-    grouped = probability.astype(value.dtype).reshape(batch, value.shape[2], -1, rows, keys)
-    out = jnp.einsum("bkgrm,bmka->brkga", grouped, value, preferred_element_type=jnp.float32)
-    return out.reshape(batch, rows, heads, -1).astype(value.dtype)
-
-
-def attend(query: jax.Array, key: jax.Array, value: jax.Array, key_mask: jax.Array) -> jax.Array:
-    """Softmax attention in float32; arguments as in `attention_scores`, result `[B, R, H, A]`."""
-    return weigh_values(jax.nn.softmax(attention_scores(query, key, key_mask), axis=-1), value)
-
-
-def project_rows(model: Model, params, layer: int, hidden: jax.Array, position: jax.Array):
-    """Rotated queries and keys, and values, of layer inputs `[B, R, D]` at `position` `[B, R]`."""
-    query, key, value = model.project(params, layer, hidden)
-    return model.rotate(query, position), model.rotate(key, position), value
-
-
-def empty_keys_values(spec: Spec, slots: int | None = None) -> tuple[tuple[jax.Array, ...], tuple[jax.Array, ...]]:
-    """Zeroed keys (rotated, as they will be cached) and values, one `[B, M, Hkv, A]` per layer."""
-    config = spec.model.config
-    shape = (spec.batch, slots or spec.length, config.kv_heads, config.model_size // config.heads)
-    empty = lambda: tuple(jnp.zeros(shape, config.dtype) for _ in range(config.layers))
-    return empty(), empty()
-
-
 class Forward(NamedTuple):
     """What a forward leaves behind.
 
     Attributes:
       inputs: the inputs of every layer and the last one's output, L + 1 arrays `[B, R, D]`.
-      keys, values: per layer `[B, M, Hkv, A]`.
+      keys, values: per layer `[B, Hkv, M, A]`.
       query: `[B, R, H, A]`, the last layer's.
     """
 
@@ -116,17 +78,17 @@ def forward_rows(spec: Spec, params, keys, values, canvas: Canvas, rows: RowSet,
     """Runs `rows` through every layer, writing their keys and values and attending to the whole cache.
 
     Args:
-      keys, values: per layer `[B, M, Hkv, A]`.
+      keys, values: per layer `[B, Hkv, M, A]`.
       key_mask: bool `[B, M]`, keys that may be attended to.
     """
     model = spec.model
     mask = key_mask if rows.key_mask is None else key_mask[:, None, :] & rows.key_mask
-    inputs, query = [embed_rows(model, params, canvas, rows)], None
-    keys, values = list(keys), list(values)
+    inputs = [embed_rows(model, params, canvas, rows)]
+    keys, values, query = list(keys), list(values), inputs[0]
     for layer in range(model.config.layers):
         query, key, value = project_rows(model, params, layer, inputs[-1], rows.position)
-        keys[layer] = put_rows(keys[layer], rows.slot, key, rows.write)
-        values[layer] = put_rows(values[layer], rows.slot, value, rows.write)
+        keys[layer] = write_cache(keys[layer], rows, key)
+        values[layer] = write_cache(values[layer], rows, value)
         attended = attend(query, keys[layer], values[layer], mask)
         inputs.append(model.finish(params, layer, inputs[-1], attended))
     return Forward(inputs, tuple(keys), tuple(values), query)
@@ -137,7 +99,8 @@ def forward_canvas(spec: Spec, params, canvas: Canvas, key_mask: jax.Array) -> F
     model = spec.model
     everyone = jnp.broadcast_to(iota(spec.length), canvas.tokens.shape)
     rows = RowSet(everyone, canvas.tokens, canvas.position, canvas.valid, canvas.valid)
-    inputs, keys, values, query = [embed_rows(model, params, canvas, rows)], [], [], None
+    inputs = [embed_rows(model, params, canvas, rows)]
+    keys, values, query = [], [], inputs[0]
     for layer in range(model.config.layers):
         query, key, value = project_rows(model, params, layer, inputs[-1], canvas.position)
         attended = attend(query, key, value, key_mask)

@@ -162,6 +162,7 @@ class RowSet:
       valid: bool `[B, R]`; the others are computed and ignored.
       write: bool `[B, R]`, rows whose keys and values go into the cache.
       key_mask: bool `[B, R, M]` where rows differ in what they see, else None.
+      contiguous: whether every batch row's slots follow one another.
     """
 
     slot: jax.Array
@@ -170,6 +171,7 @@ class RowSet:
     valid: jax.Array
     write: jax.Array
     key_mask: jax.Array | None = None
+    contiguous: bool = static(default=False)
 
 
 @pytree
@@ -261,6 +263,10 @@ class CachePolicy(Protocol):
         ...
 
     def init(self, spec: Spec) -> State: ...
+    def restart(self, spec: Spec, state: State) -> State:
+        """As good as `init`'s, in the buffers of a state that is done with."""
+        ...
+
     def branches(self, spec: Spec) -> tuple[Branch, ...]: ...
     def kind(self, spec: Spec, cache: State, scope: Scope) -> jax.Array: ...
     def observe(self, spec: Spec, cache: State, scope: Scope, prediction: Prediction, commits: Commits) -> State: ...

@@ -1,5 +1,6 @@
 """Recorded runs of the original torch programs, reproduced token by token and forward by forward (contract 6)."""
 
+import dataclasses
 import functools
 import json
 import pathlib
@@ -10,6 +11,7 @@ import pytest
 
 from convert import load_hf
 from polestar_jax import make_decode, methods
+from polestar_jax.commit import Factor
 
 GOLDEN = pathlib.Path(__file__).parent / "golden"
 
@@ -37,6 +39,8 @@ def method_of(name: str, arguments: dict):
     else:
         guidance = arguments.get("cfg_scale")
         method = methods.vanilla(steps=arguments["steps"], guidance=guidance, **common)
+    if "factor" in rule:
+        method = dataclasses.replace(method, rule=Factor(rule["factor"], release=True))
     return method
 
 

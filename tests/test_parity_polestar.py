@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from convert import load_hf
-from polestar_jax import Reason, make_decode, methods, polestar_cache
+from polestar_jax import Reason, make_decode, methods, polestar_entry, polestar_step
 from polestar_jax.cluster import Draws
 
 GOLDEN = pathlib.Path(__file__).parent / "golden"
@@ -87,7 +87,7 @@ def test_release_with_ties_injected(monkeypatch):
     """
     model, params, case, trace = case_of("b")
     decode = release_decode("b")
-    cluster, members = polestar_cache._cluster, polestar_cache.members
+    cluster, members = polestar_entry._cluster, polestar_step.members
     pending = []  # (tied, rows of the window) for the layers of the refresh that is running
 
     def cluster_as_recorded(policy, spec, scope, stacked, region):
@@ -112,10 +112,12 @@ def test_release_with_ties_injected(monkeypatch):
             return ours
         return jnp.asarray(recorded["rows"])[None]
 
-    monkeypatch.setattr(polestar_cache, "_cluster", cluster_as_recorded)
-    monkeypatch.setattr(polestar_cache, "members", members_as_recorded)
+    monkeypatch.setattr(polestar_entry, "_cluster", cluster_as_recorded)
+    monkeypatch.setattr(polestar_step, "members", members_as_recorded)
     size, prompt_length, refresh = case["block_length"], len(case["prompt"]), 0
-    window = lambda start: np.concatenate([np.arange(start - 2 * size, start), np.arange(start + size, start + 2 * size)])
+    window = lambda start: np.concatenate(
+        [np.arange(start - 2 * size, start), np.arange(start + size, start + 2 * size)]
+    )
     current = {"slots": lambda scope: window(int(scope.start[0]))}
     state = decode.start(new_state(decode, case), np.array([case["prompt"]]))
     with jax.disable_jit():

@@ -3,12 +3,12 @@
 import jax
 import jax.numpy as jnp
 
+from polestar_jax.attention import empty_cache
 from polestar_jax.commit import Quota
 from polestar_jax.head import Greedy
 from polestar_jax.methods.parallel import confidence_rule
 from polestar_jax.rows import (
     block_slots,
-    empty_keys_values,
     forward_canvas,
     forward_rows,
     iota,
@@ -23,7 +23,7 @@ from polestar_jax.types import Branch, Canvas, Commits, Method, Pass, Prediction
 
 @pytree
 class KeysValues:
-    """Rotated keys and values, per layer `[B, N, Hkv, A]`."""
+    """Rotated keys and values, per layer `[B, Hkv, N, A]`."""
 
     keys: tuple[jax.Array, ...]
     values: tuple[jax.Array, ...]
@@ -57,7 +57,10 @@ class BlockCache:
         return spec.span + spec.model.shift
 
     def init(self, spec: Spec) -> KeysValues:
-        return KeysValues(*empty_keys_values(spec))
+        return KeysValues(empty_cache(spec), empty_cache(spec))
+
+    def restart(self, spec: Spec, state: KeysValues) -> KeysValues:
+        return state  # every block begins with an entry that overwrites all of it
 
     def branches(self, spec: Spec) -> tuple[Branch, ...]:
         step = dual_step if self.mode == "dual" else prefix_step
@@ -75,7 +78,7 @@ class BlockCache:
 
 def dual_step(spec: Spec, params, cache: KeysValues, canvas: Canvas, scope: Scope, mine: jax.Array) -> Pass:
     """Recomputes the block's rows."""
-    rows = rows_at(canvas, block_slots(spec, scope), mine)
+    rows = rows_at(canvas, block_slots(spec, scope), mine, contiguous=True)
     ran = forward_rows(spec, params, cache.keys, cache.values, canvas, rows, scope.visible)
     return rows_pass(spec, KeysValues(ran.keys, ran.values), rows, ran.inputs[-1])
 
@@ -84,7 +87,7 @@ def prefix_step(spec: Spec, params, cache: KeysValues, canvas: Canvas, scope: Sc
     """Recomputes every row from the block on; the row set is as long as the generation, its tail invalid."""
     block = block_slots(spec, scope)
     slot = block[:, :1] + iota(spec.gen_length + spec.model.shift)
-    rows = rows_at(canvas, slot, mine)
+    rows = rows_at(canvas, slot, mine, contiguous=True)
     ran = forward_rows(spec, params, cache.keys, cache.values, canvas, rows, scope.visible)
     done = rows_pass(spec, KeysValues(ran.keys, ran.values), rows, ran.inputs[-1])
     width = block.shape[1]

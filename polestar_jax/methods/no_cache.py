@@ -24,6 +24,9 @@ class NoCache:
     def init(self, spec: Spec) -> tuple[()]:
         return ()
 
+    def restart(self, spec: Spec, state: tuple[()]) -> tuple[()]:
+        return state
+
     def branches(self, spec: Spec) -> tuple[Branch, ...]:
         def full(params, cache, canvas: Canvas, scope: Scope, mine: jax.Array):
             ran = forward_canvas(spec, params, canvas, scope.visible)
@@ -34,5 +37,7 @@ class NoCache:
     def kind(self, spec: Spec, cache: tuple[()], scope: Scope) -> jax.Array:
         return jnp.zeros_like(scope.index)
 
-    def observe(self, spec: Spec, cache: tuple[()], scope: Scope, prediction: Prediction, commits: Commits) -> tuple[()]:
+    def observe(
+        self, spec: Spec, cache: tuple[()], scope: Scope, prediction: Prediction, commits: Commits
+    ) -> tuple[()]:
         return cache

@@ -1,0 +1,91 @@
+"""Attention of a set of rows over the cache, and the cache's keys and values.
+
+Keys and values are cached heads first, `[B, Hkv, M, A]` per layer, so that no step has to transpose them; keys are
+cached rotated, because their positions never move.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from polestar_jax.types import Model, RowSet, Spec
+
+NEGATIVE = -1e30  # finite, so that a row without any key gives numbers (that nobody reads) instead of NaN
+
+
+def empty_cache(spec: Spec, slots: int | None = None) -> tuple[jax.Array, ...]:
+    """Zeroed keys or values, one `[B, Hkv, M, A]` per layer; M is N unless `slots` says otherwise."""
+    config = spec.model.config
+    shape = (spec.batch, config.kv_heads, slots or spec.length, config.model_size // config.heads)
+    return tuple(jnp.zeros(shape, config.dtype) for _ in range(config.layers))
+
+
+def project_rows(
+    model: Model, params, layer: int, hidden: jax.Array, position: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Rotated queries `[B, R, H, A]`, and keys and values `[B, Hkv, R, A]`, of layer inputs `[B, R, D]`."""
+    query, key, value = model.project(params, layer, hidden)
+    query, key = model.rotate(query, position), model.rotate(key, position)
+    return query, key.swapaxes(1, 2), value.swapaxes(1, 2)
+
+
+def unrotated(model: Model, keys: jax.Array, position: jax.Array) -> jax.Array:
+    """Cached keys `[B, Hkv, N, A]` without their rotary `position` `[B, N]`, as proxies see them."""
+    return model.rotate(keys[..., None, :], -position[:, None, :])[..., 0, :]
+
+
+def write_cache(cache: jax.Array, rows: RowSet, fresh: jax.Array, write: jax.Array | None = None) -> jax.Array:
+    """`cache` `[B, Hkv, M, A]` with `fresh` `[B, Hkv, R, A]` at the slots of `rows`, where `write` `[B, R]` or `rows.write`."""
+    write = rows.write if write is None else write
+    return (_write_span if rows.contiguous else _scatter)(cache, rows.slot, fresh.astype(cache.dtype), write)
+
+
+def _scatter(cache: jax.Array, slot: jax.Array, fresh: jax.Array, write: jax.Array) -> jax.Array:
+    target = jnp.where(write & (slot >= 0), slot, cache.shape[2])
+    put = jax.vmap(lambda plane, index, rows: plane.at[:, index].set(rows, mode="drop"))
+    return put(cache, target, fresh)
+
+
+def _write_span(cache: jax.Array, slot: jax.Array, fresh: jax.Array, write: jax.Array) -> jax.Array:
+    """`_scatter` for slots that follow one another: one slice per batch row, whatever lies outside the cache dropped."""
+    width = slot.shape[1]
+
+    def put(plane: jax.Array, first: jax.Array, rows: jax.Array, write: jax.Array) -> jax.Array:
+        start = jnp.clip(first, 0, plane.shape[1] - width)
+        moved = start - first  # not 0 where the span leaves the cache: row i then goes where row i + moved was
+        rows, write = jnp.roll(rows, -moved, axis=1), jnp.roll(write, -moved)
+        index = jnp.arange(width, dtype=jnp.int32) + moved
+        write = write & (index >= 0) & (index < width)
+        old = jax.lax.dynamic_slice_in_dim(plane, start, width, axis=1)
+        return jax.lax.dynamic_update_slice_in_dim(plane, jnp.where(write[None, :, None], rows, old), start, axis=1)
+
+    if cache.shape[0] == 1:  # vmap would turn the slice into a scatter
+        return put(cache[0], slot[0, 0], fresh[0], write[0])[None]
+    return jax.vmap(put)(cache, slot[:, 0], fresh, write)
+
+
+def attention_scores(query: jax.Array, key: jax.Array, key_mask: jax.Array) -> jax.Array:
+    """Scaled scores, float32 `[B, H, R, M]`, `NEGATIVE` at masked keys.
+
+    Args:
+      query: `[B, R, H, A]`.
+      key: `[B, Hkv, M, A]`; H is a multiple of Hkv.
+      key_mask: bool `[B, M]`, or `[B, R, M]` where rows differ.
+    """
+    batch, rows, heads, size = query.shape
+    grouped = query.reshape(batch, rows, key.shape[1], -1, size)
+    scores = jnp.einsum("brkga,bkma->bkgrm", grouped, key, preferred_element_type=jnp.float32) * size**-0.5
+    mask = key_mask[:, None, None, None, :] if key_mask.ndim == 2 else key_mask[:, None, None, :, :]
+    return jnp.where(mask, scores, NEGATIVE).reshape(batch, heads, rows, -1)
+
+
+def weigh_values(probability: jax.Array, value: jax.Array) -> jax.Array:
+    """Attended values `[B, R, H, A]` from `probability` `[B, H, R, M]` and `value` `[B, Hkv, M, A]`."""
+    batch, heads, rows, keys = probability.shape
+    grouped = probability.astype(value.dtype).reshape(batch, value.shape[1], -1, rows, keys)
+    out = jnp.einsum("bkgrm,bkma->brkga", grouped, value, preferred_element_type=jnp.float32)
+    return out.reshape(batch, rows, heads, -1).astype(value.dtype)
+
+
+def attend(query: jax.Array, key: jax.Array, value: jax.Array, key_mask: jax.Array) -> jax.Array:
+    """Softmax attention in float32; arguments as in `attention_scores`, result `[B, R, H, A]`."""
+    return weigh_values(jax.nn.softmax(attention_scores(query, key, key_mask), axis=-1), value)

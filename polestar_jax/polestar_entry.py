@@ -1,0 +1,127 @@
+"""Block entries: the forward that fills the cache, then the window clustered and coded (paper section 4.1, lines 5-13)."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+import jax
+import jax.numpy as jnp
+
+from polestar_jax.cluster import sample_draws, spherical_kmeans
+from polestar_jax.polestar_step import proxy_attention, with_drift
+from polestar_jax.rows import (
+    block_slots,
+    forward_canvas,
+    forward_rows,
+    replace_mine,
+    rows_at,
+    rows_pass,
+    take_rows,
+    whole_pass,
+)
+from polestar_jax.types import Canvas, Pass, Scope, Spec
+from polestar_jax.window import LayerWindow, encode, window_slots
+
+if TYPE_CHECKING:
+    from polestar_jax.polestar_cache import PolestarCache, PolestarState
+
+
+def full_entry(
+    policy: PolestarCache, spec: Spec, params, cache: PolestarState, canvas: Canvas, scope: Scope, mine: jax.Array
+) -> Pass:
+    """Recomputes the whole canvas, then clusters and codes the window."""
+    ran = forward_canvas(spec, params, canvas, scope.visible)
+    slot, region = window_slots(spec, canvas, scope, *policy.window(spec))
+    inputs = [take_rows(hidden, slot) for hidden in ran.inputs[:-1]]
+    cache = dataclasses.replace(
+        cache, keys=replace_mine(mine, cache.keys, ran.keys), values=replace_mine(mine, cache.values, ran.values)
+    )
+    done = whole_pass(spec, cache, canvas, scope, ran.inputs[-1])
+    query = take_rows(ran.query, done.slot)
+    return _enter(policy, spec, params, done, canvas, scope, mine, slot, region, inputs, query)
+
+
+def window_entry(
+    policy: PolestarCache, spec: Spec, params, cache: PolestarState, canvas: Canvas, scope: Scope, mine: jax.Array
+) -> Pass:
+    """Recomputes the block's and the window's rows against the cache, then clusters and codes the window."""
+    slot, region = window_slots(spec, canvas, scope, *policy.window(spec))
+    block = block_slots(spec, scope)
+    rows = rows_at(canvas, jnp.concatenate([block, slot], axis=1), mine)
+    ran = forward_rows(spec, params, cache.keys, cache.values, canvas, rows, scope.visible)
+    width = block.shape[1]
+    inputs = [hidden[:, width:] for hidden in ran.inputs[:-1]]
+    done = rows_pass(spec, dataclasses.replace(cache, keys=ran.keys, values=ran.values), rows, ran.inputs[-1])
+    done = done._replace(hidden=done.hidden[:, :width], slot=block, valid=done.valid[:, :width])
+    return _enter(policy, spec, params, done, canvas, scope, mine, slot, region, inputs, ran.query[:, :width])
+
+
+def _enter(
+    policy: PolestarCache,
+    spec: Spec,
+    params,
+    done: Pass,
+    canvas: Canvas,
+    scope: Scope,
+    mine: jax.Array,
+    slot: jax.Array,
+    region: jax.Array,
+    inputs: list[jax.Array],
+    query: jax.Array,
+) -> Pass:
+    """Clusters the window's layer `inputs` `[B, W, D]`, codes them, and takes the references that drift is measured from.
+
+    K-means runs once for all layers: the same program per layer would be most of what is compiled.
+    """
+    done = with_drift(policy, spec, done, query, scope, mine)
+    cache: PolestarState = done.cache
+    stacked = jnp.stack(inputs)
+    clusters = _cluster(policy, spec, scope, stacked, region)
+    anchors = clusters.centroids if policy.anchored else None
+    codes = encode(stacked, anchors, clusters.labels, policy.format, policy.tensor_scale)
+    windows = []
+    for layer in range(spec.model.config.layers):
+        centroids = clusters.centroids[layer]
+        proxies, _, _ = spec.model.project(params, layer, centroids.astype(stacked.dtype))
+        reference = proxy_attention(policy, spec, proxies, cache.keys[layer], canvas, scope)
+        at = lambda tree, layer=layer: jax.tree.map(lambda leaf: leaf[layer], tree)
+        windows.append(
+            LayerWindow(at(codes), at(anchors), centroids, clusters.labels[layer], clusters.counts[layer], reference)
+        )
+    fresh = dataclasses.replace(
+        cache,
+        windows=tuple(windows),
+        slot=slot,
+        region=region,
+        token=take_rows(canvas.tokens, slot),
+        running=jnp.zeros_like(cache.running),
+    )
+    small = ("windows", "slot", "region", "token", "running")
+    kept = {name: replace_mine(mine, getattr(cache, name), getattr(fresh, name)) for name in small}
+    return done._replace(cache=dataclasses.replace(cache, **kept))
+
+
+def _cluster(policy: PolestarCache, spec: Spec, scope: Scope, stacked: jax.Array, region: jax.Array):
+    """Spherical k-means of `stacked` `[L, B, W, D]`; leaves of the result lead with `[L, B]`."""
+    layers = stacked.shape[0]
+    draws = None
+    if policy.random_start and policy.draws is None:
+        fold = jax.vmap(jax.vmap(jax.random.fold_in, (None, 0)), (0, None), out_axes=1)
+        keys = fold(scope.keys, jnp.arange(layers, dtype=jnp.int32))
+        sample = lambda key, region: sample_draws(key, region, policy.clusters, policy.iterations)
+        draws = jax.vmap(jax.vmap(sample), (0, None))(keys, region)
+    elif policy.draws is not None:
+        block = jax.vmap(lambda recorded, index: jax.tree.map(lambda leaf: leaf[index], recorded), (0, 0), 1)
+        draws = block(policy.draws, scope.index)
+    run = lambda rows, region, draws: spherical_kmeans(
+        rows,
+        region,
+        policy.clusters,
+        policy.iterations,
+        suffixless_keeps_all=policy.suffixless_keeps_all,
+        epsilon=policy.epsilon,
+        draws=draws,
+    )
+    over_batch = jax.vmap(run, (0, 0, None if draws is None else 0))
+    return jax.vmap(over_batch, (0, None, None if draws is None else 0))(stacked, region, draws)
