@@ -1,7 +1,6 @@
-"""Pieces shared by the decoders: linear maps in HF orientation, RMS norm, rotary position, one transformer block.
+"""Pieces shared by the decoders: linear maps in HF orientation, RMS norm, rotary position, a transformer block.
 
-Axis letters (docs/design.md section 3): B batch rows, R sequence rows, D model size, H query heads, Hkv key heads, A head
-size, F feed-forward size, V vocabulary.
+Axis letters: B batch rows, R sequence rows, D model size, H query heads, Hkv key heads, A head size, V vocabulary.
 """
 
 import jax
@@ -58,7 +57,7 @@ class RMSNorm(nnx.Module):
 
 
 class Block(nnx.Module):
-    """One pre-norm transformer block, cut where a cache policy needs to reach in: `project`, then attention, then `finish`."""
+    """A pre-norm transformer block, cut where cache policies reach in: `project`, then attention, then `finish`."""
 
     def __init__(
         self,
@@ -85,7 +84,7 @@ class Block(nnx.Module):
         self.down = Linear(feed_forward, model_size, dtype=dtype, rngs=rngs)
 
     def project(self, hidden: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Queries `[..., R, H, A]`, keys and values `[..., R, Hkv, A]` of layer inputs `[..., R, D]`, not yet rotated."""
+        """Queries `[..., R, H, A]`, keys, values `[..., R, Hkv, A]` of layer inputs `[..., R, D]`, not yet rotated."""
         x = self.attention_norm(hidden)
         split = lambda y, heads: y.reshape(*y.shape[:-1], heads, self.head_size)
         return split(self.query(x), self.heads), split(self.key(x), self.kv_heads), split(self.value(x), self.kv_heads)

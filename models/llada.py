@@ -111,7 +111,7 @@ class LLaDA:
         return rotate(x, positions, self.config.rope_theta)
 
     def project(self, params: Params, layer: int, hidden: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Un-rotated queries `[..., R, H, A]`, keys and values `[..., R, Hkv, A]` of one layer's inputs `[..., R, D]`."""
+        """Un-rotated queries `[..., R, H, A]`, keys, values `[..., R, Hkv, A]` of layer inputs `[..., R, D]`."""
         return self._network(params).layers[layer].project(hidden)
 
     def finish(self, params: Params, layer: int, hidden: jax.Array, attended: jax.Array) -> jax.Array:
@@ -156,6 +156,7 @@ _REQUIRED = {
     "mask_token_id": "mask_id",
     "eos_token_id": "eos_id",
 }
+_COUNTS = ("vocab_size", "embedding_size", "n_kv_heads")
 # What this implementation assumes; any other value would change the mathematics.
 _FIXED = {
     "model_type": ("llada",),
@@ -178,8 +179,8 @@ _FIXED = {
 }
 _IGNORED = frozenset(
     "_attn_implementation_autoset _name_or_path alibi_bias_max architectures attention_dropout auto_map"
-    " attention_layer_norm_with_affine bos_token_id dtype embedding_dropout embedding_size flash_attention init_cutoff_factor"
-    " init_device init_fn init_std mlp_ratio n_kv_heads pad_token_id precision residual_dropout torch_dtype"
+    " attention_layer_norm_with_affine bos_token_id dtype embedding_dropout embedding_size flash_attention"
+    " init_cutoff_factor init_device init_fn init_std mlp_ratio n_kv_heads pad_token_id precision residual_dropout torch_dtype"
     " train_max_sequence_length transformers_version use_cache vocab_size weight_tying".split()
 )
 
@@ -191,6 +192,11 @@ def read_config(fields: Mapping[str, Any], dtype: str = "float32") -> LLaDAConfi
       ValueError: listing every field that is missing, unknown, or has a value that this implementation lacks.
     """
     problems = [f"{name} is missing" for name in (*_REQUIRED, "vocab_size") if fields.get(name) is None]
+    for name in (*_REQUIRED, *_COUNTS):
+        value, kind = fields.get(name), float if name in ("rope_theta", "rms_norm_eps") else int
+        number = isinstance(value, (int, kind)) and not isinstance(value, bool)
+        if value is not None and not (number and (value > 0 or (value == 0 and name.endswith("_id")))):
+            problems.append(f"{name}={value!r} must be a positive {'number' if kind is float else 'integer'}")
     for name, value in fields.items():
         if name in _FIXED:
             if value not in _FIXED[name]:
@@ -199,16 +205,18 @@ def read_config(fields: Mapping[str, Any], dtype: str = "float32") -> LLaDAConfi
             problems.append(f"{name}={value!r} is not a known field of a LLaDA config")
     if dtype not in ("float32", "bfloat16"):
         problems.append(f"dtype={dtype!r} must be 'float32' or 'bfloat16'")
-    if not problems:
-        sizes = {ours: fields[theirs] for theirs, ours in _REQUIRED.items()}
-        kv_heads = fields.get("n_kv_heads") or fields["n_heads"]
-        if fields["d_model"] % fields["n_heads"] or fields["n_heads"] % kv_heads:
-            problems.append(
-                f"n_heads={fields['n_heads']} must divide d_model and be a multiple of n_kv_heads={kv_heads}"
-            )
+    heads = fields.get("n_heads", 0)
+    kv_heads = fields.get("n_kv_heads") or heads
+    if not problems and (fields["d_model"] % (2 * heads) or heads % kv_heads):
+        problems.append(
+            f"n_heads={heads} must split d_model={fields['d_model']} into even heads, and n_kv_heads={kv_heads}"
+        )
     if problems:
         raise ValueError("config.json cannot be read as LLaDA: " + "; ".join(problems))
-    vocab_size = fields.get("embedding_size") or fields["vocab_size"]
     return LLaDAConfig(
-        **sizes, vocab_size=vocab_size, kv_heads=kv_heads, tied=bool(fields.get("weight_tying")), dtype=dtype
+        **{ours: fields[theirs] for theirs, ours in _REQUIRED.items()},
+        vocab_size=fields.get("embedding_size") or fields["vocab_size"],
+        kv_heads=kv_heads,
+        tied=bool(fields.get("weight_tying")),
+        dtype=dtype,
     )

@@ -22,7 +22,7 @@ def empty_cache(spec: Spec, slots: int | None = None) -> tuple[jax.Array, ...]:
 def project_rows(
     model: Model, params, layer: int, hidden: jax.Array, position: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Rotated queries `[B, R, H, A]`, and keys and values `[B, Hkv, R, A]`, of layer inputs `[B, R, D]`."""
+    """Rotated queries `[B, R, H, A]`, keys and values `[B, Hkv, R, A]`, of layer inputs `[B, R, D]`."""
     query, key, value = model.project(params, layer, hidden)
     query, key = model.rotate(query, position), model.rotate(key, position)
     return query, key.swapaxes(1, 2), value.swapaxes(1, 2)
@@ -34,7 +34,7 @@ def unrotated(model: Model, keys: jax.Array, position: jax.Array) -> jax.Array:
 
 
 def write_cache(cache: jax.Array, rows: RowSet, fresh: jax.Array, write: jax.Array | None = None) -> jax.Array:
-    """`cache` `[B, Hkv, M, A]` with `fresh` `[B, Hkv, R, A]` at the slots of `rows`, where `write` `[B, R]` or `rows.write`."""
+    """`cache` `[B, Hkv, M, A]` with `fresh` `[B, Hkv, R, A]` at the slots of `rows` where `write` (or `rows.write`)."""
     write = rows.write if write is None else write
     return (_write_span if rows.contiguous else _scatter)(cache, rows.slot, fresh.astype(cache.dtype), write)
 
@@ -46,7 +46,7 @@ def _scatter(cache: jax.Array, slot: jax.Array, fresh: jax.Array, write: jax.Arr
 
 
 def _write_span(cache: jax.Array, slot: jax.Array, fresh: jax.Array, write: jax.Array) -> jax.Array:
-    """`_scatter` for slots that follow one another: one slice per batch row, whatever lies outside the cache dropped."""
+    """`_scatter` for slots that follow one another: one slice per batch row; what lies outside the cache is dropped."""
     width = slot.shape[1]
 
     def put(plane: jax.Array, first: jax.Array, rows: jax.Array, write: jax.Array) -> jax.Array:

@@ -84,7 +84,7 @@ class Threshold(_Rule):
 
 @pytree
 class Factor(_Rule):
-    """Fast-dLLM's factor rule: the r-th most confident of the candidates is taken while confidence >= 1 - factor / (r + 1).
+    """Fast-dLLM's factor rule: the r-th most confident candidate is taken while confidence >= 1 - factor / (r + 1).
 
     Attributes:
       factor: larger commits more.
@@ -160,8 +160,8 @@ class Quota(_Rule):
 class PolestarCommit(_Rule):
     """Polestar-Commit (section 4.2): a confidence threshold, a drift gate below it, and commits from the suffix window.
 
-    A candidate is committed when confidence >= tau, or when its drift delta >= alpha (tau - confidence)^2; the most
-    confident one always is. The gate is not applied at block entries, where there is no earlier attention to compare with.
+    A candidate is committed when confidence >= tau, or when its drift delta >= alpha (tau - confidence)^2, and the most
+    confident one always is. The gate is not applied at block entries: there is no earlier attention to compare with.
 
     Attributes:
       tau: tau_s.

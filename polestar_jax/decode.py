@@ -35,8 +35,8 @@ def make_decode(model: Model, method: Method, *, gen_length: int) -> "Decode":
 
     Args:
       model: a model adapter such as `models.llada.LLaDA`.
-      method: such as `polestar_jax.methods.polestar()`. Its numbers are arguments of the compiled program: a decode with
-        other numbers reuses it.
+      method: such as `polestar_jax.methods.polestar()`. Its numbers are arguments of the compiled program: a decode
+        with other numbers reuses it.
       gen_length: G.
 
     Raises:
@@ -256,7 +256,7 @@ def _forward(spec: Spec, method: Method, params, state: DecodeState, scope: Scop
     clipped = jnp.minimum(kind, len(branches) - 1)
     cache, prediction, computed, executed = jax.lax.switch(clipped, [run(branch) for branch in branches], state.cache)
     if method.guidance is not None:
-        computed, executed = sum(jnp.split(computed, 2)), 2 * executed
+        computed, executed = computed[: spec.batch] + computed[spec.batch :], 2 * executed
     return cache, prediction, computed[:, : spec.length], executed, kind, mine
 
 

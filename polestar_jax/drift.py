@@ -1,4 +1,4 @@
-"""Token representation drift: how far an attention distribution moved since the last look (paper eq. 4 and section 4.2)."""
+"""Token representation drift: how far an attention distribution moved since the last look (eq. 4, section 4.2)."""
 
 from typing import Literal
 

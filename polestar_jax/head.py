@@ -59,7 +59,7 @@ class Gumbel:
         return [] if self.temperature >= 0 else [f"temperature={self.temperature} must be at least 0"]
 
     def sample(self, spec: Spec, logits: jax.Array, slot: jax.Array, keys: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """As `Greedy.sample`; noise is drawn from the row's key and the generated position, so no neighbour changes it."""
+        """As `Greedy.sample`; noise is drawn from the row's key and the generated position: no neighbour changes it."""
         position = slot - spec.prompt_length
         fold = jax.vmap(jax.vmap(jax.random.fold_in, (None, 0)))
         noise = jax.vmap(jax.vmap(lambda key: jax.random.gumbel(key, logits.shape[-1:])))(fold(keys, position))

@@ -37,8 +37,8 @@ class PolestarState:
       slot: int32 `[B, W]`, the window's slots.
       region: int32 `[B, W]`.
       token: int32 `[B, W]`, the tokens that layer 0's rows were made from.
-      attention: float32 `[B, h, R, N]`, log attention of the block's rows in the last layer at the last forward; None if
-        no rule asks for drift.
+      attention: float32 `[B, h, R, N]`, log attention of the block's rows in the last layer at the last forward; None
+        if no rule asks for drift.
       running, last: int32 `[B]`, block commits since and including the last refresh or entry; of the last forward.
     """
 
@@ -61,8 +61,8 @@ class PolestarCache:
       selected: k, clusters refreshed per layer.
       selected_last: the same for the last layer, whose packet only serves suffix commits.
       update_threshold: tau_upd; a refresh follows when more tokens were committed since the last one.
-      step_threshold: a refresh follows a single forward that committed more than this (the release's own trigger; in the
-        paper's reading the running count covers it).
+      step_threshold: a refresh follows a single forward that committed more than this: the release's own trigger; in
+        the paper's reading the running count covers it.
       window_entry_period: every so many blocks the last one is entered with window and block rows only; 2 is the
         paper's "every alternate block", 0 enters every block with a full-sequence forward.
       clusters: K.

@@ -1,4 +1,4 @@
-"""Block entries: the forward that fills the cache, then the window clustered and coded (paper section 4.1, lines 5-13)."""
+"""Block entries: the forward that fills the cache, then the window clustered and coded (algorithm 1, lines 5-13)."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _enter(
     inputs: list[jax.Array],
     query: jax.Array,
 ) -> Pass:
-    """Clusters the window's layer `inputs` `[B, W, D]`, codes them, and takes the references that drift is measured from.
+    """Clusters the window's layer `inputs` `[B, W, D]`, codes them, and takes the references of later drifts.
 
     K-means runs once for all layers: the same program per layer would be most of what is compiled.
     """

@@ -1,4 +1,4 @@
-"""The forwards inside a block: a plain step, and a refresh of what drifted (paper section 4.1, algorithm 1, lines 14-26)."""
+"""The forwards inside a block: a plain step, and a refresh of what drifted (algorithm 1, lines 14-26)."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def refresh(
     changed = inside & (window.token != cache.token) & policy.refresh_tokens
     keys, values, windows = list(cache.keys), list(cache.values), []
     computed = count_rows(spec, block.slot, block.valid) * config.layers
-    executed, query = jnp.float32(0), None
+    executed, query = jnp.float32(0), hidden
     # Position 0 is no rotation, which is what proxies want.
     position = jnp.concatenate([block.position, window.position], axis=1)
     position = jnp.pad(position, ((0, 0), (policy.clusters, 0)))
@@ -171,6 +171,6 @@ def _finish_selected(policy: PolestarCache, finish, cached, block, window):
 def proxy_attention(
     policy: PolestarCache, spec: Spec, proxies: jax.Array, keys: jax.Array, canvas: Canvas, scope: Scope
 ) -> jax.Array:
-    """Log attention `[B, h, K, N]` of centroid queries `[B, K, H, A]` over all keys, without position on either side."""
+    """Log attention `[B, h, K, N]` of centroid queries `[B, K, H, A]` over all keys, no position on either side."""
     plain = unrotated(spec.model, keys, canvas.position)
     return log_attention(attention_scores(proxies, plain, scope.visible), policy.mean_heads)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from polestar_jax.types import Canvas, Prompt, Spec
 
@@ -51,7 +52,7 @@ def check_prompt(spec: Spec, prompt: Prompt | jax.Array | np.ndarray | Sequence[
         )
     if not jnp.issubdtype(tokens.dtype, jnp.integer):
         raise ValueError(f"prompt tokens must be integers, not {tokens.dtype}")
-    if not isinstance(tokens, jax.core.Tracer) and not isinstance(valid, jax.core.Tracer):
+    if not any(isinstance(array, Tracer) for array in (tokens, valid)):
         _check_values(spec, np.asarray(tokens), np.asarray(valid))
     return Prompt(tokens.astype(jnp.int32), valid, prompt.embeddings)
 

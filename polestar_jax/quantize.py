@@ -1,8 +1,7 @@
 """Codes of the window's hidden states (paper section C.3 and table 11).
 
-A row is coded by itself, so no code depends on another row of the window or of the batch. Whether a row is a hidden
-state or its residual to a centroid is the caller's matter. Codes are made and read by integer and float32 arithmetic:
-not every GPU can cast to floats of 4 and 8 bits.
+A row, be it a hidden state or its residual to a centroid, is coded by itself: no code depends on another row of the
+window or of the batch. Codes are made and read by integer and float32 arithmetic, as not every GPU casts to 4-bit floats.
 """
 
 import functools
@@ -98,7 +97,6 @@ def quantize(rows: Float[Array, "... D"], format: Format, *, tensor_scale: bool 
         scales = _encode_e4m3(scales)
     elif format == "mxfp4":
         scales = (jnp.maximum(_exponent(amax) - 2, -124) + 127).astype(jnp.uint8)
-
     step = _step(format, scales, second)[..., None]
     ratio = blocks / jnp.where(step > 0, step, 1.0)
     match format:

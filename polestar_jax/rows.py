@@ -28,7 +28,7 @@ def put_rows(plane: jax.Array, index: jax.Array, values: jax.Array, write: jax.A
 
 
 def rows_at(canvas: Canvas, slot: jax.Array, mine: jax.Array, *, contiguous: bool = False) -> RowSet:
-    """The rows at `slot` `[B, R]`; slots outside the canvas and pads are invalid, only rows that are `mine` `[B]` write.
+    """The rows at `slot` `[B, R]`: those outside the canvas and pads are invalid, and only those that are `mine` write.
 
     Args:
       contiguous: whether the slots follow one another, which makes writing them cheap.
@@ -110,8 +110,8 @@ def forward_canvas(spec: Spec, params, canvas: Canvas, key_mask: jax.Array) -> F
     return Forward(inputs, tuple(keys), tuple(values), query)
 
 
-def replace_mine(mine: jax.Array, old: tuple[jax.Array, ...], new: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-    """`new` where the batch row is `mine` `[B]`, else `old`; arrays lead with B."""
+def replace_mine[Tree](mine: jax.Array, old: Tree, new: Tree) -> Tree:
+    """`new` where the batch row is `mine` `[B]`, else `old`; every leaf leads with B."""
     pick = lambda a, b: jnp.where(mine.reshape((-1,) + (1,) * (a.ndim - 1)), b.astype(a.dtype), a)
     return jax.tree.map(pick, old, new)
 
@@ -123,7 +123,7 @@ def count_rows(spec: Spec, slot: jax.Array, ran: jax.Array, slots: int | None = 
 
 
 def whole_pass(spec: Spec, cache, canvas: Canvas, scope: Scope, hidden: jax.Array) -> Pass:
-    """The `Pass` of a whole-canvas forward with last-layer outputs `hidden` `[B, N, D]`: the block's rows predict."""
+    """The `Pass` of a whole-canvas forward with last outputs `hidden` `[B, N, D]`: the block's rows predict."""
     slot = block_slots(spec, scope)
     valid = (slot >= 0) & (slot < spec.length) & take_rows(canvas.valid, slot)
     computed = canvas.valid.astype(jnp.int32) * spec.model.config.layers
@@ -131,7 +131,7 @@ def whole_pass(spec: Spec, cache, canvas: Canvas, scope: Scope, hidden: jax.Arra
 
 
 def rows_pass(spec: Spec, cache, rows: RowSet, hidden: jax.Array) -> Pass:
-    """The `Pass` of a forward in which every layer ran the same `rows`, with last-layer outputs `hidden` `[B, R, D]`."""
+    """The `Pass` of a forward in which every layer ran `rows`, with last outputs `hidden` `[B, R, D]`."""
     computed = count_rows(spec, rows.slot, rows.valid) * spec.model.config.layers
     executed = jnp.float32(rows.slot.shape[1])
     return Pass(cache, hidden, rows.slot, rows.valid, {}, computed, executed)

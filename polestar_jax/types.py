@@ -2,7 +2,8 @@
 
 Axis letters, used in every annotation: B batch rows, P prompt slots (pads included), G generated slots, N = P + G,
 M key slots of the cache (N unless a method keeps shadow rows), S block size, W local window, R rows of a row set,
-T forwards a log has room for, K centroids, L layers, H query heads, Hkv key heads, A head size, D model size, V vocabulary.
+T forwards a log has room for, K centroids, L layers, H query heads, Hkv key heads, A head size, D model size,
+V vocabulary.
 A *slot* is an index into the canvas; a *position* counts a row's valid tokens and is what rotary embedding sees.
 """
 

@@ -1,7 +1,7 @@
 """The local window around the current block: its slots, its coded hidden states, and which of its clusters drifted.
 
-Section 4.1 of the paper: for every layer the inputs of the window's rows are clustered at a block's entry, kept as coded
-residuals, and stood in for by the centroids when drift is measured.
+Section 4.1 of the paper: for every layer the inputs of the window's rows are clustered at a block's entry, kept as
+coded residuals, and stood in for by the centroids when drift is measured.
 """
 
 import jax
@@ -97,7 +97,7 @@ def recode(
 
 
 def select_clusters(
-    drift: Float[Array, "B K"], counts: Int[Array, "B K"], selected: Float[Array, ""], memberless: bool
+    drift: Float[Array, "B K"], counts: Int[Array, "B K"], selected: Float[Array, ""] | float, memberless: bool
 ) -> Bool[Array, "B K"]:
     """The `selected` most drifted clusters, the lowest index first among equals.
 

@@ -1,4 +1,4 @@
-"""Confidence-based parallel decoding without a cache: "Baseline + Parallel" of the paper (Fast-dLLM, arXiv 2505.22618)."""
+"""Confidence-based parallel decoding without a cache (Fast-dLLM, arXiv 2505.22618): the paper's "Baseline+Parallel"."""
 
 from polestar_jax.commit import Factor, Threshold
 from polestar_jax.head import Greedy

@@ -1,0 +1,1 @@
+"""The subcommands of `polestar`, one module each, and what they share."""

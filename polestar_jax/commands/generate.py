@@ -1,0 +1,165 @@
+"""Decodes one prompt.
+
+examples:
+  polestar generate --prompt "ann has 5 pens . she buys 3 . how many ?" --gen-length 48 --block-length 8
+  polestar generate --model path/to/LLaDA-8B-Instruct --method polestar:release --set suffix_commit=false \\
+      --prompt-ids 126080,5,17 --gen-length 256 --block-length 32 --json -
+"""
+
+import argparse
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from polestar_jax.commands.options import add_json, add_model, add_seed
+from polestar_jax.commands.output import STDOUT, check_target, make_consoles, write_json
+
+if TYPE_CHECKING:
+    from polestar_jax import Decode, DecodeState, StepLog
+    from polestar_jax.metrics import Metrics
+
+SUMMARY = "decode one prompt with one method"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_model(parser, "an embedded checkpoint or a Hugging Face folder; one without a tokenizer takes --prompt-ids")
+    parser.add_argument(
+        "--method",
+        default="polestar",
+        metavar="NAME[:PRESET]",
+        help="such as vanilla or polestar:release; an unknown name lists them all (default: %(default)s)",
+    )
+    prompt = parser.add_mutually_exclusive_group(required=True)
+    prompt.add_argument("--prompt", metavar="TEXT")
+    prompt.add_argument("--prompt-ids", metavar="5,17,...", help="the prompt as token ids")
+    parser.add_argument("--gen-length", type=int, required=True, metavar="G", help="tokens to generate")
+    parser.add_argument("--block-length", type=int, required=True, metavar="S", help="G is a multiple of it")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="FIELD=VALUE",
+        help="a field of the method, such as threshold=0.8; may be repeated, an unknown field lists them all",
+    )
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="of the weights (default: as in the file)")
+    add_seed(parser, "of methods that draw")
+    add_json(parser)
+
+
+def run(arguments: argparse.Namespace) -> None:
+    results, notes = make_consoles(arguments.json)
+    check_target("--json", arguments.json)
+    ids = None if arguments.prompt_ids is None else _parse_ids(arguments.prompt_ids)
+    with notes.status("loading"):
+        import jax
+
+        from polestar_jax import load, make_decode, pad_prompts
+        from polestar_jax.commands.method_arguments import parse_method
+        from polestar_jax.environment import describe_environment
+        from polestar_jax.metrics import before_eos, measure
+
+        method = parse_method(arguments.method, arguments.set).build(arguments.block_length)
+        model, params, tokenizer = load(arguments.model, dtype=arguments.dtype)
+    if ids is None:
+        ids = _encode(arguments.prompt, arguments.model, tokenizer, notes)
+    _check_ids(ids, model.config.vocab_size)
+    decode = make_decode(model, method, gen_length=arguments.gen_length)
+    state = decode.init(jax.random.split(jax.random.key(arguments.seed), 1), prompt_length=len(ids))
+    state = _decode_with_progress(decode, params, decode.start(state, pad_prompts([ids])), notes)
+
+    output = jax.device_get(decode.output(state))
+    metrics = measure(output, eos_id=model.config.eos_id, kinds=decode.kinds)
+    forwards = int(metrics.forwards[0])
+    text = None
+    if tokenizer is not None:
+        text = tokenizer.decode(before_eos(output.tokens[0], model.config.eos_id).tolist())
+    if not output.filled.all():
+        notes.print(f"polestar: warning: {(~output.filled).sum()} positions were left masked", soft_wrap=True)
+    if arguments.json != STDOUT:
+        shown = ",".join(map(str, output.tokens[0])) if text is None else text
+        results.print(shown, markup=False, soft_wrap=True)
+        results.print(_describe(metrics), style="dim", soft_wrap=True)
+    result = {
+        "tokens": output.tokens[0].tolist(),
+        "text": text,
+        "forwards": forwards,
+        "rows_per_forward": [round(rows, 4) for rows in output.log.rows[0, :forwards].tolist()],
+        "commits": {reason: int(count[0]) for reason, count in metrics.commits.items()},
+        "environment": describe_environment(dtype=model.config.dtype, command=arguments.words),
+    }
+    write_json(arguments.json, result)
+
+
+def passes(decode: "Decode", params: Any, state: "DecodeState") -> Iterator[tuple["DecodeState", "StepLog"]]:
+    """Yields the state and the log entry of every pass of the loop, from a started state to the end of the decode."""
+    while not decode.finished(state).all():
+        state, entry = decode.step(params, state)
+        yield state, entry
+
+
+def _decode_with_progress(decode: "Decode", params: Any, started: "DecodeState", notes: Console) -> "DecodeState":
+    """The state after the last forward. Steps instead of one call, so that there is progress to see."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
+
+    state = started
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, TextColumn("tokens"), TimeRemainingColumn(), console=notes, transient=True) as progress:
+        task = progress.add_task("compiling", total=decode.gen_length, start=False)
+        for state, _ in passes(decode, params, started):
+            left = int(state.canvas.masked.sum())
+            progress.start_task(task)
+            progress.update(task, description="decoding", completed=decode.gen_length - left)
+    return state
+
+
+def _parse_ids(text: str) -> list[int]:
+    words = [word.strip() for word in text.split(",")] if text.strip() else []
+    for word in words:
+        try:
+            int(word)
+        except ValueError:
+            raise ValueError(f"{word!r} in --prompt-ids {text} is not a token id; give integers, 5,17,...") from None
+    return [int(word) for word in words]
+
+
+def _check_ids(ids: list[int], vocab_size: int) -> None:
+    if not ids:
+        raise ValueError("the prompt is empty; give at least one token")
+    outside = [number for number in ids if not 0 <= number < vocab_size]
+    if outside:
+        raise ValueError(f"prompt token {outside[0]} is outside the vocabulary of {vocab_size} ids")
+
+
+def _encode(text: str, name: str, tokenizer: Any, notes: Console) -> list[int]:
+    """Ids of a prompt in words; says which of its words the tokenizer does not know."""
+    if tokenizer is None:
+        raise ValueError(f"{name} has no tokenizer.json, so --prompt cannot be read; give the ids with --prompt-ids")
+    encoded = tokenizer.encode(text)
+    unknown = getattr(tokenizer.model, "unk_token", None)
+    words = [
+        text[start:stop]
+        for token, (start, stop) in zip(encoded.tokens, encoded.offsets, strict=True)
+        if token == unknown
+    ]
+    if words:
+        notes.print(
+            f"polestar: warning: the tokenizer of {name} does not know: {', '.join(dict.fromkeys(words))}",
+            markup=False,
+            soft_wrap=True,
+        )
+    return encoded.ids
+
+
+def _describe(metrics: "Metrics") -> str:
+    """What the decode cost, in a line."""
+    from polestar_jax.metrics import summarize
+
+    summary = summarize(metrics)
+    commits = ", ".join(f"{count:.0f} {reason}" for reason, count in summary["commits"].items())
+    kinds = ", ".join(f"{count:.0f} {name}" for name, count in summary["kinds"].items())
+    return (
+        f"{summary['forwards']:.0f} forwards ({kinds}), {summary['positions_per_forward']:.2f} canvas positions and"
+        f" {summary['tpf']:.2f} non-EOS tokens per forward, {summary['rows']:.1f} rows per forward"
+        f" ({summary['rows_executed']:.1f} executed); commits: {commits}"
+    )

@@ -1,0 +1,170 @@
+"""Methods as words: `name[:preset][:field=value...]`, with the fields of the method's own function."""
+
+import dataclasses
+import inspect
+import math
+import re
+import sys
+import types
+import typing
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple
+
+from polestar_jax.methods import METHODS
+from polestar_jax.types import Method
+
+SYNTAX = "NAME[:PRESET][:FIELD=VALUE...]"
+
+
+@dataclasses.dataclass(frozen=True)
+class MethodChoice:
+    """A method as the user asked for it.
+
+    Attributes:
+      name: a key of `METHODS`.
+      preset: of the method's, or None for its default.
+      settings: values by field.
+      label: the words that ask for it, for tables.
+    """
+
+    name: str
+    preset: str | None
+    settings: dict[str, Any]
+    label: str
+
+    def build(self, block_length: int) -> Method:
+        """The method with blocks of `block_length`, if it has blocks."""
+        function = METHODS[self.name]
+        blocks = {"block_length": block_length} if "block_length" in inspect.signature(function).parameters else {}
+        preset = {} if self.preset is None else {"preset": self.preset}
+        return function(**preset, **blocks, **self.settings)
+
+
+def parse_method(text: str, settings: Sequence[str] = ()) -> MethodChoice:
+    """Reads one method.
+
+    Args:
+      text: `name[:preset][:field=value...]`.
+      settings: more `field=value`.
+
+    Raises:
+      ValueError: naming the method, preset, field or value that is wrong, and what is accepted.
+    """
+    name, *rest = text.strip().split(":")
+    if name not in METHODS:
+        raise ValueError(f"unknown method {name!r}; there are {', '.join(METHODS)}")
+    presets = getattr(sys.modules[METHODS[name].__module__], "PRESETS", {})
+    preset = None
+    if rest and "=" not in rest[0]:
+        preset = rest.pop(0)
+        if preset not in presets:
+            known = f"its presets are {', '.join(presets)}" if presets else "it has none"
+            raise ValueError(f"{name} has no preset {preset!r}; {known}")
+    fields = field_types(name)
+    assignments = [*rest, *settings]
+    chosen = dict(_parse_assignment(name, fields, assignment) for assignment in assignments)
+    return MethodChoice(name, preset, chosen, ":".join([name, *([preset] if preset else []), *assignments]))
+
+
+def parse_methods(text: str) -> list[MethodChoice]:
+    """Reads several methods, separated by commas; "all" is every method with its defaults."""
+    if text.strip() == "all":
+        return [parse_method(name) for name in METHODS]
+    # A comma before anything but a name belongs to a value, such as capacities=0.5,1.0.
+    choices = [parse_method(word) for word in re.split(r",(?=\s*[A-Za-z_])", text)]
+    labels = [choice.label for choice in choices]
+    if repeated := {label for label in labels if labels.count(label) > 1}:
+        raise ValueError(f"{', '.join(sorted(repeated))} is named twice in {text!r}")
+    return choices
+
+
+def field_types(name: str) -> dict[str, Any]:
+    """The fields that can be set on the command line, and their annotations."""
+    function = METHODS[name]
+    parameters = inspect.signature(function).parameters
+    hints = typing.get_type_hints(function)
+    fields = {
+        parameter: hints[parameter]
+        for parameter, details in parameters.items()
+        if details.kind is inspect.Parameter.KEYWORD_ONLY and parameter != "block_length"
+    }
+    if any(details.kind is inspect.Parameter.VAR_KEYWORD for details in parameters.values()):
+        # The rest are fields of the method's parts, under the names its module lists.
+        method = function()
+        parts = sys.modules[function.__module__].FIELDS
+        fields |= {field: typing.get_type_hints(type(getattr(method, part)))[field] for field, part in parts.items()}
+    return {field: kind for field, kind in fields.items() if _reader(kind) is not None}
+
+
+def describe_method(method: Method) -> dict[str, Any]:
+    """Every part of a method with every value, its defaults included, ready for JSON."""
+    parts = {name: getattr(method, name) for name in ("cache", "rule", "schedule", "sampler")}
+    described = {
+        name: {"type": type(part).__name__}
+        | {field.name: _plain(getattr(part, field.name)) for field in dataclasses.fields(part)}
+        for name, part in parts.items()
+    }
+    return described | {"guidance": _plain(method.guidance)}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)  # JSON has no infinity
+    if isinstance(value, tuple):
+        return [_plain(each) for each in value]
+    return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
+
+
+def _parse_assignment(name: str, fields: dict[str, Any], assignment: str) -> tuple[str, Any]:
+    field, equals, text = (part.strip() for part in assignment.partition("="))
+    if not equals:
+        raise ValueError(f"{assignment!r} is not field=value; the fields of {name} are {', '.join(fields)}")
+    if field not in fields:
+        raise ValueError(f"{name} has no field {field!r}; its fields are {', '.join(fields)}")
+    reader = _reader(fields[field])
+    try:
+        return field, reader.read(text)
+    except ValueError:
+        raise ValueError(f"{field}={text!r} cannot be read; {field} takes {reader.accepts}") from None
+
+
+class _Reader(NamedTuple):
+    """How the values of a field are written: in words for people, and a function that raises ValueError."""
+
+    accepts: str
+    read: Callable[[str], Any]
+
+
+def _reader(annotation: Any) -> _Reader | None:
+    """The reader of an annotation; None if its values are no matter for a command line."""
+    arguments = typing.get_args(annotation)
+    if isinstance(annotation, types.UnionType) and types.NoneType in arguments:
+        inner = _reader(next(argument for argument in arguments if argument is not types.NoneType))
+        return inner and _Reader(
+            f"{inner.accepts} or none", lambda text: None if text.lower() == "none" else inner.read(text)
+        )
+    if typing.get_origin(annotation) is tuple:
+        inner = _reader(arguments[0])
+        return inner and _Reader(
+            f"{inner.accepts}, or several separated by commas",
+            lambda text: tuple(inner.read(part) for part in text.split(",")),
+        )
+    if typing.get_origin(annotation) is Literal:
+        return _Reader(f"one of {', '.join(arguments)}", lambda text: arguments[arguments.index(text)])
+    return _SIMPLE.get(annotation)
+
+
+def _read_number(text: str) -> float:
+    number = float(text)
+    if math.isnan(number):
+        raise ValueError("nothing compares with NaN")
+    return number
+
+
+_BOOLEANS = ("false", "true")
+_SIMPLE = {
+    bool: _Reader("true or false", lambda text: bool(_BOOLEANS.index(text.lower()))),
+    int: _Reader("an integer", int),
+    float: _Reader("a number", _read_number),
+    str: _Reader("a word", str),
+}
