@@ -180,7 +180,8 @@ _FIXED = {
 _IGNORED = frozenset(
     "_attn_implementation_autoset _name_or_path alibi_bias_max architectures attention_dropout auto_map"
     " attention_layer_norm_with_affine bos_token_id dtype embedding_dropout embedding_size flash_attention"
-    " init_cutoff_factor init_device init_fn init_std mlp_ratio n_kv_heads pad_token_id precision residual_dropout torch_dtype"
+    " init_cutoff_factor init_device init_fn init_std mlp_ratio n_kv_heads pad_token_id precision residual_dropout"
+    " torch_dtype"
     " train_max_sequence_length transformers_version use_cache vocab_size weight_tying".split()
 )
 

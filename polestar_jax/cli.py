@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-COMMANDS = ("demo", "generate")
+COMMANDS = ("demo", "generate", "bench")
 
 
 class _Parser(argparse.ArgumentParser):

@@ -10,11 +10,10 @@ A *slot* is an index into the canvas; a *position* counts a row's valid tokens a
 import dataclasses
 import enum
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol, TypeVar, dataclass_transform
+from typing import Any, NamedTuple, Protocol, dataclass_transform
 
 import jax
 
-T = TypeVar("T")
 State = Any
 """A pytree whose array leaves all lead with the batch axis B; the loop freezes the batch rows that wait."""
 
@@ -23,7 +22,7 @@ Signal = str
 
 
 @dataclass_transform(frozen_default=True)
-def pytree(cls: type[T]) -> type[T]:
+def pytree[T](cls: type[T]) -> type[T]:
     """A frozen dataclass registered as a pytree; fields made by `static()` are part of its structure."""
     return jax.tree_util.register_dataclass(dataclasses.dataclass(frozen=True)(cls))
 

@@ -155,9 +155,15 @@ def _decode_all(
 
     key = jax.random.key(seed)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    # Few refreshes: drawing bars takes time from the decode that is being timed.
+    if not notes.is_terminal:
+        notes.print(f"decoding {len(items)} items with {', '.join(run.choice.label for run in runs)}", soft_wrap=True)
     progress = Progress(
-        *columns, TextColumn("{task.fields[news]}"), console=notes, transient=True, refresh_per_second=4
+        *columns,
+        TextColumn("{task.fields[news]}"),
+        console=notes,
+        transient=True,
+        disable=not notes.is_terminal,
+        refresh_per_second=4,  # drawing bars takes time from the decode that is being timed
     )
     with progress:
         bars = [progress.add_task(run.choice.label, total=len(items), start=False, news="waiting") for run in runs]

@@ -76,7 +76,8 @@ def _table(title: str, rows: Sequence[Row], columns: dict[str, Callable[[Row], s
     for header in columns:
         table.add_column(header, justify="right", no_wrap=True)
     for row in rows:
-        table.add_row(row["method"], *(value(row) for value in columns.values()))
+        # Settings go below the name, where they leave the numbers their room.
+        table.add_row(row["method"].replace(":", "\n:"), *(value(row) for value in columns.values()))
     return table
 
 
@@ -92,8 +93,8 @@ def compare(runs: Sequence["Run"], rows: Sequence[Row]) -> str | None:
     only = (right & ~right_theirs).sum(), (right_theirs & ~right).sum()
     return (
         f"{ours['method']} against {theirs['method']} on the same {right.size} items: {100 * difference:+.2f} points of"
-        f" accuracy, the paired standard error is {100 * error:.2f}{ratio} ({only[0]} items only the first got right,"
-        f" {only[1]} only the second); TPF {ours['tpf']:.2f} against {theirs['tpf']:.2f}."
+        f" accuracy, the paired standard error is {100 * error:.2f}{ratio} (right only in the first: {only[0]}, only"
+        f" in the second: {only[1]}); TPF {ours['tpf']:.2f} against {theirs['tpf']:.2f}."
     )
 
 

@@ -103,8 +103,15 @@ def _decode_with_progress(decode: "Decode", params: Any, started: "DecodeState",
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 
     state = started
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, TextColumn("tokens"), TimeRemainingColumn(), console=notes, transient=True) as progress:
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("tokens"),
+    )
+    hidden = not notes.is_terminal
+    with Progress(*columns, TimeRemainingColumn(), console=notes, transient=True, disable=hidden) as progress:
         task = progress.add_task("compiling", total=decode.gen_length, start=False)
         for state, _ in passes(decode, params, started):
             left = int(state.canvas.masked.sum())
