@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-COMMANDS = ("demo", "generate", "bench")
+COMMANDS = ("demo", "generate", "bench", "plan")
 
 
 class _Parser(argparse.ArgumentParser):

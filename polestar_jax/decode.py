@@ -151,6 +151,23 @@ class Decode:
         return spec
 
 
+def lower_decode(decode: Decode, params: Any, prompt_length: int, batch: int = 1, sharding=None) -> jax.stages.Lowered:
+    """The decode as `jax.jit` lowers it, from shapes alone.
+
+    Args:
+      decode: of any method.
+      params: parameters, or their `jax.ShapeDtypeStruct`.
+      prompt_length, batch: P, B.
+      sharding: of every argument, for devices that are not here.
+    """
+    spec = decode.spec(batch, prompt_length)
+    shape = (batch, prompt_length)
+    prompt = Prompt(jax.ShapeDtypeStruct(shape, jnp.int32), jax.ShapeDtypeStruct(shape, jnp.bool_))
+    place = lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+    arguments = jax.tree.map(place, (decode.method, params, _abstract_state(spec, decode.method), prompt))
+    return _decode.lower(spec, *arguments)
+
+
 def _abstract_state(spec: Spec, method: Method) -> DecodeState:
     structure = jax.tree.structure(method)
     shapes = tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(method))

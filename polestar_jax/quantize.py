@@ -1,7 +1,7 @@
 """Codes of the window's hidden states (paper section C.3 and table 11).
 
 A row, be it a hidden state or its residual to a centroid, is coded by itself: no code depends on another row of the
-window or of the batch. Codes are made and read by integer and float32 arithmetic, as not every GPU casts to 4-bit floats.
+window or of the batch. Codes are made and read by integer and float32 arithmetic, as few GPUs cast to 4-bit floats.
 """
 
 import functools

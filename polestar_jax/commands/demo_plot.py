@@ -5,6 +5,7 @@ from typing import Any
 
 import matplotlib
 from matplotlib.figure import Figure
+from matplotlib.transforms import Bbox, BboxBase
 
 _PLACES = (
     # offset in points, horizontal and vertical alignment of the label; the first that is free is taken
@@ -49,18 +50,23 @@ def draw(rows: Sequence[dict[str, Any]], path: str, title: str) -> None:
 def _label(figure: Figure, axes: Any, points: Sequence[tuple[str, float, float, Any]]) -> None:
     """Names the points, each label where it covers neither another label nor a point."""
     figure.draw_without_rendering()
-    taken = [_box_around(*axes.transData.transform((x, y)), figure.dpi / 12) for _, x, y, _ in points]
+    centers = axes.transData.transform([(x, y) for _, x, y, _ in points])
+    radius = figure.dpi / 12
+    taken: list[BboxBase] = [Bbox([center - radius, center + radius]) for center in centers]
     for name, x, y, color in points:
         for offset, horizontal, vertical in _PLACES:
             label = axes.annotate(
-                name, (x, y), offset, textcoords="offset points", ha=horizontal, va=vertical, color=color, fontsize=9.5
+                name,
+                (x, y),
+                xytext=offset,
+                textcoords="offset points",
+                ha=horizontal,
+                va=vertical,
+                color=color,
+                fontsize=9.5,
             )
             box = label.get_window_extent()
             if not any(box.overlaps(other) for other in taken) or offset == _PLACES[-1][0]:
                 taken.append(box)
                 break
             label.remove()
-
-
-def _box_around(x: float, y: float, radius: float) -> Any:
-    return matplotlib.transforms.Bbox.from_extents(x - radius, y - radius, x + radius, y + radius)

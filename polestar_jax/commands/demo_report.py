@@ -89,12 +89,12 @@ def compare(runs: Sequence["Run"], rows: Sequence[Row]) -> str | None:
     ours, theirs = rows[first["polestar"]], rows[first["parallel"]]
     right, right_theirs = (np.array(runs[first[name]].correct) for name in ("polestar", "parallel"))
     difference, error = paired_difference(right, right_theirs)
-    ratio = f", {abs(difference) / error:.1f} of them" if error > 0 else ""
+    ratio = f", a difference of {abs(difference) / error:.1f} standard errors" if error > 0 else ""
     only = (right & ~right_theirs).sum(), (right_theirs & ~right).sum()
     return (
         f"{ours['method']} against {theirs['method']} on the same {right.size} items: {100 * difference:+.2f} points of"
-        f" accuracy, the paired standard error is {100 * error:.2f}{ratio} (right only in the first: {only[0]}, only"
-        f" in the second: {only[1]}); TPF {ours['tpf']:.2f} against {theirs['tpf']:.2f}."
+        f" accuracy (paired standard error {100 * error:.2f}){ratio}; right only with the first: {only[0]}, only with"
+        f" the second: {only[1]}. TPF {ours['tpf']:.2f} against {theirs['tpf']:.2f}."
     )
 
 

@@ -60,7 +60,7 @@ def parse_method(text: str, settings: Sequence[str] = ()) -> MethodChoice:
         if preset not in presets:
             known = f"its presets are {', '.join(presets)}" if presets else "it has none"
             raise ValueError(f"{name} has no preset {preset!r}; {known}")
-    fields = field_types(name)
+    fields = field_readers(name)
     assignments = [*rest, *settings]
     chosen = dict(_parse_assignment(name, fields, assignment) for assignment in assignments)
     return MethodChoice(name, preset, chosen, ":".join([name, *([preset] if preset else []), *assignments]))
@@ -78,12 +78,19 @@ def parse_methods(text: str) -> list[MethodChoice]:
     return choices
 
 
-def field_types(name: str) -> dict[str, Any]:
-    """The fields that can be set on the command line, and their annotations."""
+class Reader(NamedTuple):
+    """How the values of a field are written: in words for people, and a function that raises ValueError."""
+
+    accepts: str
+    read: Callable[[str], Any]
+
+
+def field_readers(name: str) -> dict[str, Reader]:
+    """The fields of a method that can be set on the command line."""
     function = METHODS[name]
     parameters = inspect.signature(function).parameters
     hints = typing.get_type_hints(function)
-    fields = {
+    annotations = {
         parameter: hints[parameter]
         for parameter, details in parameters.items()
         if details.kind is inspect.Parameter.KEYWORD_ONLY and parameter != "block_length"
@@ -92,8 +99,11 @@ def field_types(name: str) -> dict[str, Any]:
         # The rest are fields of the method's parts, under the names its module lists.
         method = function()
         parts = sys.modules[function.__module__].FIELDS
-        fields |= {field: typing.get_type_hints(type(getattr(method, part)))[field] for field, part in parts.items()}
-    return {field: kind for field, kind in fields.items() if _reader(kind) is not None}
+        annotations |= {
+            field: typing.get_type_hints(type(getattr(method, part)))[field] for field, part in parts.items()
+        }
+    readers = {field: _reader(annotation) for field, annotation in annotations.items()}
+    return {field: reader for field, reader in readers.items() if reader is not None}
 
 
 def describe_method(method: Method) -> dict[str, Any]:
@@ -115,42 +125,34 @@ def _plain(value: Any) -> Any:
     return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
 
 
-def _parse_assignment(name: str, fields: dict[str, Any], assignment: str) -> tuple[str, Any]:
+def _parse_assignment(name: str, fields: dict[str, Reader], assignment: str) -> tuple[str, Any]:
     field, equals, text = (part.strip() for part in assignment.partition("="))
     if not equals:
         raise ValueError(f"{assignment!r} is not field=value; the fields of {name} are {', '.join(fields)}")
     if field not in fields:
         raise ValueError(f"{name} has no field {field!r}; its fields are {', '.join(fields)}")
-    reader = _reader(fields[field])
     try:
-        return field, reader.read(text)
+        return field, fields[field].read(text)
     except ValueError:
-        raise ValueError(f"{field}={text!r} cannot be read; {field} takes {reader.accepts}") from None
+        raise ValueError(f"{field}={text!r} cannot be read; {field} takes {fields[field].accepts}") from None
 
 
-class _Reader(NamedTuple):
-    """How the values of a field are written: in words for people, and a function that raises ValueError."""
-
-    accepts: str
-    read: Callable[[str], Any]
-
-
-def _reader(annotation: Any) -> _Reader | None:
+def _reader(annotation: Any) -> Reader | None:
     """The reader of an annotation; None if its values are no matter for a command line."""
     arguments = typing.get_args(annotation)
     if isinstance(annotation, types.UnionType) and types.NoneType in arguments:
         inner = _reader(next(argument for argument in arguments if argument is not types.NoneType))
-        return inner and _Reader(
+        return inner and Reader(
             f"{inner.accepts} or none", lambda text: None if text.lower() == "none" else inner.read(text)
         )
     if typing.get_origin(annotation) is tuple:
         inner = _reader(arguments[0])
-        return inner and _Reader(
+        return inner and Reader(
             f"{inner.accepts}, or several separated by commas",
             lambda text: tuple(inner.read(part) for part in text.split(",")),
         )
     if typing.get_origin(annotation) is Literal:
-        return _Reader(f"one of {', '.join(arguments)}", lambda text: arguments[arguments.index(text)])
+        return Reader(f"one of {', '.join(arguments)}", lambda text: arguments[arguments.index(text)])
     return _SIMPLE.get(annotation)
 
 
@@ -163,8 +165,8 @@ def _read_number(text: str) -> float:
 
 _BOOLEANS = ("false", "true")
 _SIMPLE = {
-    bool: _Reader("true or false", lambda text: bool(_BOOLEANS.index(text.lower()))),
-    int: _Reader("an integer", int),
-    float: _Reader("a number", _read_number),
-    str: _Reader("a word", str),
+    bool: Reader("true or false", lambda text: bool(_BOOLEANS.index(text.lower()))),
+    int: Reader("an integer", int),
+    float: Reader("a number", _read_number),
+    str: Reader("a word", str),
 }

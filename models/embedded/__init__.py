@@ -1,0 +1,1 @@
+"""Small checkpoints trained in this repository, and how they were trained."""

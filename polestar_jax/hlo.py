@@ -1,0 +1,107 @@
+"""Reads compiled HLO as text: which instructions a branch of the decode runs, and what they yield."""
+
+import dataclasses
+import re
+from collections.abc import Iterator
+
+_HEADER = re.compile(r"^(ENTRY )?%?([\w.-]+) \(.*\{$")
+_INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.-]+) = (\(.*?\)|\S+) ([\w-]+)\((.*)$")
+_CALLED = re.compile(r"(?:branch_computations=\{([^}]*)\}|(?:body|to_apply|calls)=%?([\w.-]+))")
+_COMMENT = re.compile(r"/\*.*?\*/")
+# They run nothing on a device: values are named, grouped or looked at differently.
+_FREE = frozenset(
+    "parameter constant tuple get-tuple-element bitcast after-all opt-barrier async-start async-update async-done"
+    " copy-done conditional while call".split()
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Instruction:
+    """One instruction of a computation.
+
+    Attributes:
+      name, opcode: as printed.
+      shape: of its result, such as "bf16[1,32,4096]"; layouts are cut off.
+      called: computations it runs: branches, a loop's body, an asynchronous call.
+    """
+
+    name: str
+    opcode: str
+    shape: str
+    called: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """Computations by name, and which of them is entered."""
+
+    computations: dict[str, list[Instruction]]
+    entry: str
+
+    def walk(self, computation: str) -> Iterator[Instruction]:
+        """Every instruction that runs when `computation` does; of a conditional, all of its branches."""
+        for instruction in self.computations[computation]:
+            yield instruction
+            for called in _flow(instruction):
+                yield from self.walk(called)
+
+    def kernels(self, computation: str) -> int:
+        """Device operations of one run; of a conditional the longest branch, of a loop one round."""
+        count = 0
+        for instruction in self.computations[computation]:
+            inner = [self.kernels(called) for called in _flow(instruction)]
+            count += max(inner) if instruction.opcode == "conditional" else sum(inner)
+            count += instruction.opcode not in _FREE
+        return count
+
+    def decode_branches(self) -> tuple[str, ...]:
+        """The computations of the decode's kinds of forward, in order; if there is one kind only, the loop's body.
+
+        Raises:
+          ValueError: if the program is not a compiled decode.
+        """
+        loops = [each for each in self.walk(self.entry) if each.opcode == "while"]
+        if not loops:
+            raise ValueError("the program has no loop: it is not a compiled decode")
+        body = loops[0].called[0]
+        branching = [each for each in self.walk(body) if each.opcode == "conditional"]
+        return branching[0].called if branching else (body,)
+
+
+def parse(text: str) -> Program:
+    """A program from `compiled.as_text()`."""
+    computations: dict[str, list[Instruction]] = {}
+    entry, current = "", None
+    for line in text.splitlines():
+        if header := _HEADER.match(line):
+            current = computations[header[2]] = []
+            entry = header[2] if header[1] else entry
+        elif current is not None and (found := _INSTRUCTION.match(_COMMENT.sub("", line))):
+            name, shape, opcode, rest = found.groups()
+            called = tuple(
+                part.strip().lstrip("%")
+                for several, one in _CALLED.findall(rest)
+                for part in (several.split(",") if several else (one,))
+            )
+            current.append(Instruction(name, opcode, re.sub(r"\{[\d,:TSE()]*\}", "", shape), called))
+    return Program(computations, entry)
+
+
+def copies_of(program: Program, shapes: set[str]) -> list[Instruction]:
+    """Instructions, parameters aside, that yield an array of one of these shapes: a weight that was copied.
+
+    Computations that a fusion or a reduction calls count as well: a slice read inside one is the same extra array.
+    """
+    harmless = {"parameter", "get-tuple-element", "bitcast"}
+    return [
+        instruction
+        for instructions in program.computations.values()
+        for instruction in instructions
+        if instruction.shape in shapes and instruction.opcode not in harmless
+    ]
+
+
+def _flow(instruction: Instruction) -> tuple[str, ...]:
+    """Computations that an instruction hands control to, not those that a fusion or a reduction is made of."""
+    flows = instruction.opcode in ("conditional", "while", "call", "async-start")
+    return instruction.called if flows else ()
