@@ -102,7 +102,7 @@ def explain_speed(rows: Sequence[Row], environment: dict[str, Any], size: int) -
     """What TPS means on a model of `size` parameters."""
     widest, narrowest = max(rows, key=lambda row: row["rows"]), min(rows, key=lambda row: row["rows"])
     comparison = ""
-    if widest is not narrowest:
+    if narrowest["rows"] < 0.9 * widest["rows"]:
         comparison = (
             f" A forward of {narrowest['method']} has {narrowest['rows'] / widest['rows']:.0%} of the rows of one of"
             f" {widest['method']} and takes {narrowest['forward_ms'] / widest['forward_ms']:.0%} of its time."
