@@ -90,7 +90,7 @@ class PolestarCache:
     format: Format = static(default="nvfp4")
     residual: bool = static(default=True)
     tensor_scale: bool = static(default=False)
-    capacities: tuple[float, ...] = static(default=(0.5, 1.0))
+    capacities: tuple[float, ...] = static(default=(0.5, 0.67, 1.0))
     mean_heads: bool = static(default=False)
     count_eos: bool = static(default=False)
     refresh_tokens: bool = static(default=True)

@@ -102,7 +102,7 @@ def refresh(
         )
         changed = selected
         computed += count_rows(spec, window.slot, selected)
-        executed += ran / config.layers
+        executed += ran
     cache = dataclasses.replace(
         cache,
         keys=tuple(keys),
@@ -111,7 +111,7 @@ def refresh(
         token=jnp.where(inside & policy.refresh_tokens, window.token, cache.token),
         running=jnp.where(mine, 0, cache.running),
     )
-    done = Pass(cache, hidden, block.slot, block.valid, {}, computed, executed)
+    done = Pass(cache, hidden, block.slot, block.valid, {}, computed, executed / config.layers)
     done = with_drift(policy, spec, done, query[:, proxy:rest], scope, mine)
     return _with_suffix(policy, spec, done, packet, window, changed, scope) if "suffix" in spec.needs else done
 

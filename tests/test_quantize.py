@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from oracles import quantize as oracle
@@ -18,7 +18,8 @@ B, D = 4, 64
 code = functools.partial(jax.jit, static_argnames=("format", "tensor_scale"))(quantize)
 decode = functools.partial(jax.jit, static_argnames="format")(dequantize)
 coded = pytest.mark.parametrize("format", [f for f in FORMATS if f != "none"])
-reproducible = settings(derandomize=True, deadline=None, max_examples=60)
+# A failure is not shrunk: that takes minutes, and the arrays that come out say no more.
+reproducible = settings(derandomize=True, deadline=None, max_examples=40, phases=[Phase.explicit, Phase.generate])
 
 # Half of the elements lie on a coarse grid, so that values halfway between two codes are common; the exponents range
 # over zero scales, subnormal E4M3 scales and scales beyond 448.
@@ -155,9 +156,9 @@ def test_small_scales():
     np.testing.assert_allclose(with_second, x, rtol=1e-6)
 
 
-@coded
+@pytest.mark.parametrize("format", ["fp8", "nvfp4"])
 def test_jit_changes_no_bit(format):
-    """XLA divides by constants with the inverse, one ulp off: scales are made so that it cannot."""
+    """Fused or operation by operation."""
     x = np.random.default_rng(0).normal(size=(64, D)).astype(np.float32)
     jax.tree.map(np.testing.assert_array_equal, code(x, format), quantize(jnp.asarray(x), format))
 
