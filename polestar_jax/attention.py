@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from polestar_jax.types import Model, RowSet, Spec
 
+CHUNK = 256
 NEGATIVE = -1e30  # finite, so that a row without any key gives numbers (that nobody reads) instead of NaN
 
 
@@ -87,5 +88,15 @@ def weigh_values(probability: jax.Array, value: jax.Array) -> jax.Array:
 
 
 def attend(query: jax.Array, key: jax.Array, value: jax.Array, key_mask: jax.Array) -> jax.Array:
-    """Softmax attention in float32; arguments as in `attention_scores`, result `[B, R, H, A]`."""
-    return weigh_values(jax.nn.softmax(attention_scores(query, key, key_mask), axis=-1), value)
+    """Softmax attention in float32; arguments as in `attention_scores`, result `[B, R, H, A]`.
+
+    More than `CHUNK` rows are done in turns: all scores of a long canvas at once would be a decode's largest array.
+    """
+    rows = query.shape[1]
+    if rows <= CHUNK or key_mask.ndim == 3:
+        return weigh_values(jax.nn.softmax(attention_scores(query, key, key_mask), axis=-1), value)
+    chunks = -(-rows // CHUNK)
+    padded = jnp.pad(query, ((0, 0), (0, chunks * CHUNK - rows), (0, 0), (0, 0)))
+    split = padded.reshape(query.shape[0], chunks, CHUNK, *query.shape[2:]).swapaxes(0, 1)
+    attended = jax.lax.map(lambda chunk: attend(chunk, key, value, key_mask), split)
+    return attended.swapaxes(0, 1).reshape(padded.shape)[:, :rows]

@@ -31,15 +31,13 @@ def full_entry(
     policy: PolestarCache, spec: Spec, params, cache: PolestarState, canvas: Canvas, scope: Scope, mine: jax.Array
 ) -> Pass:
     """Recomputes the whole canvas, then clusters and codes the window."""
-    ran = forward_canvas(spec, params, canvas, scope.visible)
     slot, region = window_slots(spec, canvas, scope, *policy.window(spec))
-    inputs = [take_rows(hidden, slot) for hidden in ran.inputs[:-1]]
-    cache = dataclasses.replace(
-        cache, keys=replace_mine(mine, cache.keys, ran.keys), values=replace_mine(mine, cache.values, ran.values)
-    )
-    done = whole_pass(spec, cache, canvas, scope, ran.inputs[-1])
+    cached = (cache.keys, cache.values, mine)
+    ran = forward_canvas(spec, params, canvas, scope.visible, cached=cached, kept=slot)
+    cache = dataclasses.replace(cache, keys=ran.keys, values=ran.values)
+    done = whole_pass(spec, cache, canvas, scope, ran.output)
     query = take_rows(ran.query, done.slot)
-    return _enter(policy, spec, params, done, canvas, scope, mine, slot, region, inputs, query)
+    return _enter(policy, spec, params, done, canvas, scope, mine, slot, region, ran.inputs, query)
 
 
 def window_entry(
@@ -51,8 +49,8 @@ def window_entry(
     rows = rows_at(canvas, jnp.concatenate([block, slot], axis=1), mine)
     ran = forward_rows(spec, params, cache.keys, cache.values, canvas, rows, scope.visible)
     width = block.shape[1]
-    inputs = [hidden[:, width:] for hidden in ran.inputs[:-1]]
-    done = rows_pass(spec, dataclasses.replace(cache, keys=ran.keys, values=ran.values), rows, ran.inputs[-1])
+    inputs = [hidden[:, width:] for hidden in ran.inputs]
+    done = rows_pass(spec, dataclasses.replace(cache, keys=ran.keys, values=ran.values), rows, ran.output)
     done = done._replace(hidden=done.hidden[:, :width], slot=block, valid=done.valid[:, :width])
     return _enter(policy, spec, params, done, canvas, scope, mine, slot, region, inputs, ran.query[:, :width])
 

@@ -36,7 +36,7 @@ def step(
     rows = rows_at(canvas, block_slots(spec, scope), mine, contiguous=True)
     ran = forward_rows(spec, params, cache.keys, cache.values, canvas, rows, scope.visible)
     cache = dataclasses.replace(cache, keys=ran.keys, values=ran.values)
-    done = rows_pass(spec, cache, rows, ran.inputs[-1])
+    done = rows_pass(spec, cache, rows, ran.output)
     return with_drift(policy, spec, done, ran.query, scope, mine)
 
 
@@ -125,7 +125,8 @@ def _with_suffix(
     slot = join(done.slot, window.slot[:, prefix:])
     extra = {"suffix": slot + spec.model.shift >= scope.stop[:, None]}
     if "drift" in done.extra:
-        extra["drift"] = join(done.extra["drift"], jnp.zeros(slot[:, done.slot.shape[1] :].shape, jnp.float32))
+        unmeasured = jnp.full(slot[:, done.slot.shape[1] :].shape, jnp.nan, jnp.float32)
+        extra["drift"] = join(done.extra["drift"], unmeasured)
     return done._replace(
         hidden=join(done.hidden, packet[:, prefix:]),
         slot=slot,

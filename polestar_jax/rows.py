@@ -63,12 +63,14 @@ class Forward(NamedTuple):
     """What a forward leaves behind.
 
     Attributes:
-      inputs: the inputs of every layer and the last one's output, L + 1 arrays `[B, R, D]`.
+      inputs: the inputs of every layer, L arrays `[B, R, D]`; of a whole-canvas forward only the rows asked for.
+      output: `[B, R, D]`, the last layer's.
       keys, values: per layer `[B, Hkv, M, A]`.
       query: `[B, R, H, A]`, the last layer's.
     """
 
     inputs: list[jax.Array]
+    output: jax.Array
     keys: tuple[jax.Array, ...]
     values: tuple[jax.Array, ...]
     query: jax.Array
@@ -83,31 +85,45 @@ def forward_rows(spec: Spec, params, keys, values, canvas: Canvas, rows: RowSet,
     """
     model = spec.model
     mask = key_mask if rows.key_mask is None else key_mask[:, None, :] & rows.key_mask
-    inputs = [embed_rows(model, params, canvas, rows)]
-    keys, values, query = list(keys), list(values), inputs[0]
+    hidden = query = embed_rows(model, params, canvas, rows)
+    inputs, keys, values = [], list(keys), list(values)
     for layer in range(model.config.layers):
-        query, key, value = project_rows(model, params, layer, inputs[-1], rows.position)
+        inputs.append(hidden)
+        query, key, value = project_rows(model, params, layer, hidden, rows.position)
         keys[layer] = write_cache(keys[layer], rows, key)
         values[layer] = write_cache(values[layer], rows, value)
-        attended = attend(query, keys[layer], values[layer], mask)
-        inputs.append(model.finish(params, layer, inputs[-1], attended))
-    return Forward(inputs, tuple(keys), tuple(values), query)
+        hidden = model.finish(params, layer, hidden, attend(query, keys[layer], values[layer], mask))
+    return Forward(inputs, hidden, tuple(keys), tuple(values), query)
 
 
-def forward_canvas(spec: Spec, params, canvas: Canvas, key_mask: jax.Array) -> Forward:
-    """Runs the whole canvas (R = N), reusing nothing."""
+def forward_canvas(
+    spec: Spec, params, canvas: Canvas, key_mask: jax.Array, *, cached=None, kept: jax.Array | None = None
+) -> Forward:
+    """Runs the whole canvas (R = M = N), reusing nothing.
+
+    Args:
+      key_mask: bool `[B, N]`, keys that may be attended to.
+      cached: keys and values per layer, and `mine` `[B]`: batch rows that are not keep theirs.
+      kept: slots `[B, W]` whose layer inputs are returned; None for none.
+    """
     model = spec.model
     everyone = jnp.broadcast_to(iota(spec.length), canvas.tokens.shape)
     rows = RowSet(everyone, canvas.tokens, canvas.position, canvas.valid, canvas.valid)
-    inputs = [embed_rows(model, params, canvas, rows)]
-    keys, values, query = [], [], inputs[0]
+    hidden = query = embed_rows(model, params, canvas, rows)
+    inputs, keys, values = [], [], []
     for layer in range(model.config.layers):
-        query, key, value = project_rows(model, params, layer, inputs[-1], canvas.position)
-        attended = attend(query, key, value, key_mask)
-        inputs.append(model.finish(params, layer, inputs[-1], attended))
+        if kept is not None:
+            # Without the barrier XLA gathers all layers' rows in the end, and keeps every [B, N, D] until then.
+            inputs.append(jax.lax.optimization_barrier(take_rows(hidden, kept)))
+        query, key, value = project_rows(model, params, layer, hidden, canvas.position)
+        if cached is not None:
+            # Attending to what is kept, not to what was computed, leaves one copy of it alive.
+            old_keys, old_values, mine = cached
+            key, value = replace_mine(mine, (old_keys[layer], old_values[layer]), (key, value))
+        hidden = model.finish(params, layer, hidden, attend(query, key, value, key_mask))
         keys.append(key)
         values.append(value)
-    return Forward(inputs, tuple(keys), tuple(values), query)
+    return Forward(inputs, hidden, tuple(keys), tuple(values), query)
 
 
 def replace_mine[Tree](mine: jax.Array, old: Tree, new: Tree) -> Tree:

@@ -4,6 +4,7 @@ Items are decoded one at a time, the methods in turn on every item, so that the 
 
 examples:
   polestar demo --items 100 --plot demo.png
+  polestar demo --items 1 --methods parallel,fast_dllm,polestar --show demo.gif
   polestar demo --methods polestar,polestar:suffix_commit=false,polestar:drift_gate=false:suffix_commit=false
 """
 
@@ -18,6 +19,7 @@ from rich.console import Console
 
 from polestar_jax.commands.options import add_json, add_model, add_seed
 from polestar_jax.commands.output import check_target, make_consoles, write_json
+from polestar_jax.commands.show_option import TERMINAL, add_show, check_show, terminal_delay, write_show
 
 if TYPE_CHECKING:
     from models.embedded.tasks import Item
@@ -42,6 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_seed(parser, "of the items, and of methods that draw")
     add_json(parser)
     parser.add_argument("--plot", metavar="FILE", help="draw accuracy against tokens per forward (PNG, SVG or PDF)")
+    add_show(parser, "how every method fills in the first item")
 
 
 @dataclasses.dataclass
@@ -81,6 +84,7 @@ def run(arguments: argparse.Namespace) -> None:
     check_target("--plot", arguments.plot)
     if arguments.plot and Path(arguments.plot).suffix not in _IMAGES:
         raise ValueError(f"--plot {arguments.plot} must end in {', '.join(_IMAGES)}")
+    check_show(arguments, notes)
     if arguments.items < 1:
         raise ValueError(f"--items {arguments.items} must be at least 1")
     with notes.status("loading"):
@@ -101,6 +105,8 @@ def run(arguments: argparse.Namespace) -> None:
     prompts = [pad_prompts([each], length) for each in ids]
     settings = {"model": arguments.model, "items": arguments.items, "seed": arguments.seed, "prompt_length": length}
     runs = [_prepare(choice, model, settings) for choice in choices]
+    if arguments.show is not None:
+        _show_first(runs, params, ids[0], prompts[0], tokenizer, arguments, notes)
     _decode_all(runs, params, items, prompts, tokenizer, arguments.seed, notes)
 
     rows = [demo_report.make_row(run, items) for run in runs]
@@ -137,6 +143,43 @@ def _prepare(choice: "MethodChoice", model: Any, settings: dict[str, Any]) -> Ru
     return Run(choice, settings | {"gen_length": decode.gen_length} | describe_method(method), decode, state)
 
 
+def _show_first(
+    runs: Sequence[Run],
+    params: Any,
+    ids: Sequence[int],
+    prompt: "Prompt",
+    tokenizer: Any,
+    arguments: argparse.Namespace,
+    notes: Console,
+) -> None:
+    """Decodes the first item with every method and shows how, in the terminal one after the other."""
+    import jax
+
+    from polestar_jax.commands.show_terminal import screen
+    from polestar_jax.show import make_stage, replay_log
+
+    decodes = []
+    for run in runs:
+        with notes.status(f"compiling {run.choice.label}"):
+            output = jax.device_get(run(params, prompt, _keys(arguments.seed, 0)))
+        pads = prompt.tokens.shape[1] - len(ids)
+        stage = make_stage(run.decode, ids, tokenizer, title=run.choice.label, pads=pads)
+        decodes.append((stage, list(replay_log(stage, output.log))))
+        if arguments.show == TERMINAL:
+            with screen(stage, notes, terminal_delay(arguments)) as show:
+                for frame in decodes[-1][1]:
+                    show(frame)
+            notes.print()
+    write_show(arguments, notes, decodes)
+
+
+def _keys(seed: int, number: int) -> Any:
+    """The random keys `[1]` of an item."""
+    import jax
+
+    return jax.random.split(jax.random.fold_in(jax.random.key(seed), number), 1)
+
+
 def _decode_all(
     runs: Sequence[Run],
     params: Any,
@@ -153,7 +196,6 @@ def _decode_all(
     from models.embedded import tasks
     from polestar_jax.metrics import before_eos, measure
 
-    key = jax.random.key(seed)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     if not notes.is_terminal:
         notes.print(f"decoding {len(items)} items with {', '.join(run.choice.label for run in runs)}", soft_wrap=True)
@@ -169,13 +211,13 @@ def _decode_all(
         bars = [progress.add_task(run.choice.label, total=len(items), start=False, news="waiting") for run in runs]
         for run, bar in zip(runs, bars, strict=True):
             progress.update(bar, news="compiling")
-            run(params, prompts[0], jax.random.split(key, 1))
+            run(params, prompts[0], _keys(seed, 0))
             run.seconds = 0.0
             progress.update(bar, news="compiled")
         for bar in bars:
             progress.start_task(bar)
         for number, (item, prompt) in enumerate(zip(items, prompts, strict=True)):
-            keys = jax.random.split(jax.random.fold_in(key, number), 1)
+            keys = _keys(seed, number)
             for run, bar in zip(runs, bars, strict=True):
                 output = jax.device_get(run(params, prompt, keys.copy()))
                 eos_id = run.decode.model.config.eos_id

@@ -4,9 +4,11 @@ examples:
   polestar generate --prompt "ann has 5 pens . she buys 3 . how many ?" --gen-length 48 --block-length 8
   polestar generate --model path/to/LLaDA-8B-Instruct --method polestar:release --set suffix_commit=false \\
       --prompt-ids 126080,5,17 --gen-length 256 --block-length 32 --json -
+  polestar generate --prompt "line ann bob . swap ann and bob . ?" --gen-length 48 --block-length 8 --show
 """
 
 import argparse
+import itertools
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -14,10 +16,12 @@ from rich.console import Console
 
 from polestar_jax.commands.options import add_json, add_model, add_seed
 from polestar_jax.commands.output import STDOUT, check_target, make_consoles, write_json
+from polestar_jax.commands.show_option import TERMINAL, add_show, check_show, terminal_delay, write_show
 
 if TYPE_CHECKING:
     from polestar_jax import Decode, DecodeState, StepLog
     from polestar_jax.metrics import Metrics
+    from polestar_jax.show import Stage
 
 SUMMARY = "decode one prompt with one method"
 
@@ -45,11 +49,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="of the weights (default: as in the file)")
     add_seed(parser, "of methods that draw")
     add_json(parser)
+    add_show(parser, "how the text fills in")
 
 
 def run(arguments: argparse.Namespace) -> None:
     results, notes = make_consoles(arguments.json)
     check_target("--json", arguments.json)
+    check_show(arguments, notes)
     ids = None if arguments.prompt_ids is None else _parse_ids(arguments.prompt_ids)
     with notes.status("loading"):
         import jax
@@ -58,6 +64,7 @@ def run(arguments: argparse.Namespace) -> None:
         from polestar_jax.commands.method_arguments import parse_method
         from polestar_jax.environment import describe_environment
         from polestar_jax.metrics import before_eos, measure
+        from polestar_jax.show import make_stage, replay_log
 
         method = parse_method(arguments.method, arguments.set).build(arguments.block_length)
         model, params, tokenizer = load(arguments.model, dtype=arguments.dtype)
@@ -66,9 +73,16 @@ def run(arguments: argparse.Namespace) -> None:
     _check_ids(ids, model.config.vocab_size)
     decode = make_decode(model, method, gen_length=arguments.gen_length)
     state = decode.init(jax.random.split(jax.random.key(arguments.seed), 1), prompt_length=len(ids))
-    state = _decode_with_progress(decode, params, decode.start(state, pad_prompts([ids])), notes)
+    state = decode.start(state, pad_prompts([ids]))
+    stage = make_stage(decode, ids, tokenizer)
+    if arguments.show == TERMINAL:
+        state = _decode_on_screen(decode, params, state, stage, notes, terminal_delay(arguments))
+    else:
+        state = _decode_with_progress(decode, params, state, notes)
 
     output = jax.device_get(decode.output(state))
+    if arguments.show is not None:
+        write_show(arguments, notes, [(stage, list(replay_log(stage, output.log)))])
     metrics = measure(output, eos_id=model.config.eos_id, kinds=decode.kinds)
     forwards = int(metrics.forwards[0])
     text = None
@@ -117,6 +131,27 @@ def _decode_with_progress(decode: "Decode", params: Any, started: "DecodeState",
             left = int(state.canvas.masked.sum())
             progress.start_task(task)
             progress.update(task, description="decoding", completed=decode.gen_length - left)
+    return state
+
+
+def _decode_on_screen(
+    decode: "Decode", params: Any, started: "DecodeState", stage: "Stage", notes: Console, delay: float
+) -> "DecodeState":
+    """The state after the last forward, while the canvas fills in on the terminal."""
+    import jax
+
+    from polestar_jax.commands.show_terminal import screen
+    from polestar_jax.show import first_frame, next_frame
+
+    following = passes(decode, params, started)
+    with notes.status("compiling"):
+        state, entry = next(following)
+    frame = first_frame(stage)
+    with screen(stage, notes, delay) as show:
+        show(frame)
+        for state, entry in itertools.chain([(state, entry)], following):  # noqa: B007
+            frame = next_frame(stage, frame, jax.device_get(entry))
+            show(frame)
     return state
 
 

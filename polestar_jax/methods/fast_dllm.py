@@ -12,7 +12,6 @@ from polestar_jax.rows import (
     forward_canvas,
     forward_rows,
     iota,
-    replace_mine,
     rows_at,
     rows_pass,
     whole_pass,
@@ -31,9 +30,8 @@ class KeysValues:
 
 def full_entry(spec: Spec, params, cache: KeysValues, canvas: Canvas, scope: Scope, mine: jax.Array) -> Pass:
     """A whole-canvas forward that fills the cache."""
-    ran = forward_canvas(spec, params, canvas, scope.visible)
-    cache = KeysValues(replace_mine(mine, cache.keys, ran.keys), replace_mine(mine, cache.values, ran.values))
-    return whole_pass(spec, cache, canvas, scope, ran.inputs[-1])
+    ran = forward_canvas(spec, params, canvas, scope.visible, cached=(cache.keys, cache.values, mine))
+    return whole_pass(spec, KeysValues(ran.keys, ran.values), canvas, scope, ran.output)
 
 
 @pytree
@@ -80,7 +78,7 @@ def dual_step(spec: Spec, params, cache: KeysValues, canvas: Canvas, scope: Scop
     """Recomputes the block's rows."""
     rows = rows_at(canvas, block_slots(spec, scope), mine, contiguous=True)
     ran = forward_rows(spec, params, cache.keys, cache.values, canvas, rows, scope.visible)
-    return rows_pass(spec, KeysValues(ran.keys, ran.values), rows, ran.inputs[-1])
+    return rows_pass(spec, KeysValues(ran.keys, ran.values), rows, ran.output)
 
 
 def prefix_step(spec: Spec, params, cache: KeysValues, canvas: Canvas, scope: Scope, mine: jax.Array) -> Pass:
@@ -89,7 +87,7 @@ def prefix_step(spec: Spec, params, cache: KeysValues, canvas: Canvas, scope: Sc
     slot = block[:, :1] + iota(spec.gen_length + spec.model.shift)
     rows = rows_at(canvas, slot, mine, contiguous=True)
     ran = forward_rows(spec, params, cache.keys, cache.values, canvas, rows, scope.visible)
-    done = rows_pass(spec, KeysValues(ran.keys, ran.values), rows, ran.inputs[-1])
+    done = rows_pass(spec, KeysValues(ran.keys, ran.values), rows, ran.output)
     width = block.shape[1]
     return done._replace(hidden=done.hidden[:, :width], slot=block, valid=done.valid[:, :width])
 

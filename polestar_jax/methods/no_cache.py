@@ -30,7 +30,7 @@ class NoCache:
     def branches(self, spec: Spec) -> tuple[Branch, ...]:
         def full(params, cache, canvas: Canvas, scope: Scope, mine: jax.Array):
             ran = forward_canvas(spec, params, canvas, scope.visible)
-            return whole_pass(spec, cache, canvas, scope, ran.inputs[-1])
+            return whole_pass(spec, cache, canvas, scope, ran.output)
 
         return (Branch("full", full),)
 
