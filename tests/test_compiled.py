@@ -1,0 +1,81 @@
+"""What the compiled decode contains: each weight read in place, nothing that calls back to the host."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from models.llada import LLaDA, LLaDAConfig
+from polestar_jax import hlo, make_decode, methods
+from polestar_jax.aot import copied_weights
+from polestar_jax.decode import lower_decode
+
+# Sizes that no activation shares, so that a shape names a weight.
+CONFIG = LLaDAConfig(
+    vocab_size=421,
+    model_size=112,
+    layers=3,
+    heads=4,
+    kv_heads=4,
+    feed_forward=240,
+    max_length=256,
+    rope_theta=1e4,
+    epsilon=1e-5,
+    mask_id=420,
+    eos_id=419,
+)
+
+
+def compile_text(method, config=CONFIG) -> str:
+    decode = make_decode(LLaDA(config), method, gen_length=32)
+    return lower_decode(decode, decode.model.abstract_params(), prompt_length=20).compile().as_text()
+
+
+@pytest.fixture(scope="module")
+def polestar_text() -> str:
+    return compile_text(methods.polestar(block_length=8))
+
+
+def test_each_weight_is_read_in_place(polestar_text):
+    program = hlo.parse(polestar_text)
+    assert len(program.decode_branches()) == 4
+    assert copied_weights(program, LLaDA(CONFIG).abstract_params()) == []
+
+
+def test_a_copied_weight_is_seen():
+    """The check is worth something: stacked layers under `lax.scan` are sliced, and it says so."""
+    weights = jax.ShapeDtypeStruct((3, 240, 112), jnp.float32)
+    run = lambda x, stacked: jax.lax.scan(lambda x, weight: (jnp.tanh(x @ weight.T @ weight), None), x, stacked)[0]
+    text = jax.jit(run).lower(jax.ShapeDtypeStruct((5, 112), jnp.float32), weights).compile().as_text()
+    assert copied_weights(hlo.parse(text), LLaDA(CONFIG).abstract_params())
+
+
+def test_the_loop_holds_no_host_callback(polestar_text):
+    opcodes = {each.opcode for computation in hlo.parse(polestar_text).computations.values() for each in computation}
+    assert not opcodes & {"infeed", "outfeed", "send", "recv", "send-done", "recv-done"}
+    assert "callback" not in polestar_text
+
+
+def test_a_refresh_runs_more_than_a_step_and_less_than_two_entries(polestar_text):
+    program = hlo.parse(polestar_text)
+    step, refresh, _, full = map(program.kernels, program.decode_branches())
+    assert step < refresh < 2 * full + step
+
+
+def test_a_program_without_a_loop_is_refused():
+    text = jax.jit(lambda x: x + 1).lower(1.0).compile().as_text()
+    with pytest.raises(ValueError, match="no loop"):
+        hlo.parse(text).decode_branches()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("jax_cuda13_plugin") is None, reason="needs uv sync --extra cuda13")
+def test_plan_of_llada_8b_with_two_layers():
+    """Compiled for an H200 in a process of its own: the CUDA plugin must not be loaded beside the other tests."""
+    command = [sys.executable, "-m", "polestar_jax", "plan", "--layers", "2", "--gpu", "h200"]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"COLUMNS": "120"}, check=True)
+    assert "weights copied" in done.stdout and "none" in done.stdout
