@@ -86,12 +86,12 @@ def predict(spec: Spec, sampler: Sampler, guidance, params, done: Pass, keys: ja
       keys: key `[B]`, this forward's.
     """
     logits = spec.model.logits(params, done.hidden).astype(jnp.float32)
-    slot, valid = done.slot + spec.model.shift, done.valid
     if guidance is not None:
         conditional, unconditional = jnp.split(logits, 2)
         logits = unconditional + (guidance + 1) * (conditional - unconditional)
-        slot, valid = slot[: spec.batch], valid[: spec.batch]
+    slot, valid, extra = jax.tree.map(lambda leaf: leaf[: spec.batch], (done.slot, done.valid, done.extra))
+    slot = slot + spec.model.shift
     valid = valid & (slot < spec.length)
     token, confidence = sampler.sample(spec, logits, slot, keys)
     computed = {name: SIGNALS[name](logits, token) for name in sorted(spec.needs & SIGNALS.keys())}
-    return Prediction(slot, valid, token, confidence, done.extra | computed)
+    return Prediction(slot, valid, token, confidence, extra | computed)

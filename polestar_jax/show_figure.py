@@ -59,10 +59,8 @@ def animate(decodes: Sequence[Decoded], target: str | Path | BinaryIO, title: st
     """
     scene = _Scene(decodes, title)
     images = [scene.draw(number) for number in range(max(len(frames) for _, frames in decodes) + 1)]
-    palette = images[-1].quantize(128, dither=Image.Dither.NONE)
-    flat = [image.quantize(palette=palette, dither=Image.Dither.NONE) for image in images]
-    durations = [round(1000 * delay)] * (len(flat) - 1) + [round(1000 * max(6 * delay, 2.0))]
-    flat[0].save(target, format="GIF", save_all=True, append_images=flat[1:], duration=durations, loop=0, optimize=True)
+    durations = [round(1000 * delay)] * (len(images) - 1) + [round(1000 * max(6 * delay, 2.0))]
+    images[0].save(target, format="GIF", save_all=True, append_images=images[1:], duration=durations, loop=0)
 
 
 def draw(decodes: Sequence[Decoded], target: str | Path | BinaryIO, title: str) -> None:

@@ -4,11 +4,10 @@ examples:
   polestar generate --prompt "ann has 5 pens . she buys 3 . how many ?" --gen-length 48 --block-length 8
   polestar generate --model path/to/LLaDA-8B-Instruct --method polestar:release --set suffix_commit=false \\
       --prompt-ids 126080,5,17 --gen-length 256 --block-length 32 --json -
-  polestar generate --prompt "line ann bob . swap ann and bob . ?" --gen-length 48 --block-length 8 --show
+  polestar generate --prompt "bob has 5 pens . he buys 3 . how many ?" --gen-length 48 --block-length 8 --show
 """
 
 import argparse
-import itertools
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -143,15 +142,16 @@ def _decode_on_screen(
     from polestar_jax.commands.show_terminal import screen
     from polestar_jax.show import first_frame, next_frame
 
-    following = passes(decode, params, started)
+    state, frame, following = started, first_frame(stage), passes(decode, params, started)
     with notes.status("compiling"):
-        state, entry = next(following)
-    frame = first_frame(stage)
+        passed = next(following, None)
     with screen(stage, notes, delay) as show:
         show(frame)
-        for state, entry in itertools.chain([(state, entry)], following):  # noqa: B007
+        while passed is not None:
+            state, entry = passed
             frame = next_frame(stage, frame, jax.device_get(entry))
             show(frame)
+            passed = next(following, None)
     return state
 
 

@@ -98,6 +98,7 @@ def fast_dllm(
     threshold: float | None = None,
     factor: float | None = None,
     steps: int | None = None,
+    guidance: float | None = None,
     block_length: int = 32,
 ) -> Method:
     """Fast-dLLM.
@@ -106,6 +107,7 @@ def fast_dllm(
       cache: "dual" (the default) or "prefix".
       threshold, factor: the parallel rule, as in `parallel`; threshold 0.9 if none of the three is given.
       steps: LLaDA's fixed schedule with this many forwards instead.
+      guidance: scale of classifier-free guidance, or None.
       block_length: S.
     """
     if steps is not None and (threshold is not None or factor is not None):
@@ -116,4 +118,5 @@ def fast_dllm(
         rule=confidence_rule(threshold, factor) if steps is None else Quota(steps=steps),
         schedule=SemiAutoregressive(block_length=block_length),
         sampler=Greedy(),
+        guidance=guidance,
     )

@@ -14,12 +14,19 @@ def confidence_rule(threshold: float | None, factor: float | None) -> Threshold 
     return Threshold(0.9 if threshold is None else threshold) if factor is None else Factor(factor)
 
 
-def parallel(*, threshold: float | None = None, factor: float | None = None, block_length: int = 32) -> Method:
+def parallel(
+    *,
+    threshold: float | None = None,
+    factor: float | None = None,
+    guidance: float | None = None,
+    block_length: int = 32,
+) -> Method:
     """Parallel decoding that recomputes everything in every forward.
 
     Args:
       threshold: commit what is at least this confident; 0.9 unless `factor` is given.
       factor: Fast-dLLM's factor rule instead.
+      guidance: scale of classifier-free guidance, or None.
       block_length: S.
     """
     return Method(
@@ -28,4 +35,5 @@ def parallel(*, threshold: float | None = None, factor: float | None = None, blo
         rule=confidence_rule(threshold, factor),
         schedule=SemiAutoregressive(block_length=block_length),
         sampler=Greedy(),
+        guidance=guidance,
     )
