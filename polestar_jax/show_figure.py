@@ -66,7 +66,7 @@ def animate(decodes: Sequence[Decoded], target: str | Path | BinaryIO, title: st
 def draw(decodes: Sequence[Decoded], target: str | Path | BinaryIO, title: str) -> None:
     """Writes a PNG of the finished decodes; see `animate`."""
     end = max(len(frames) for _, frames in decodes)
-    _Scene(decodes, title).draw(end).save(target, format="PNG", optimize=True)
+    _Scene(decodes, title, still=True).draw(end).save(target, format="PNG", optimize=True)
 
 
 def animation(decodes: Sequence[Decoded], title: str, delay: float) -> bytes:
@@ -79,7 +79,7 @@ def animation(decodes: Sequence[Decoded], title: str, delay: float) -> bytes:
 class _Scene:
     """A figure with a panel for each decode, drawn once and updated for every frame."""
 
-    def __init__(self, decodes: Sequence[Decoded], title: str):
+    def __init__(self, decodes: Sequence[Decoded], title: str, still: bool = False):
         self.frames = [frames for _, frames in decodes]
         layouts = [lay_out(stage, _CELLS) for stage, _ in decodes]
         heights = [len(lines) * _LINE for lines in layouts]
@@ -99,7 +99,7 @@ class _Scene:
             self.panels.append(_Panel(stage, lines, place(0.1, _CANVAS), timeline, forwards))
             top -= tall + _HEADER
         self.panels[-1].name_axes()
-        _add_legend(self.figure)
+        _add_legend(self.figure, still)
 
     def draw(self, number: int) -> Image.Image:
         """The picture when every decode has made `number` forwards, or all of its own."""
@@ -146,7 +146,8 @@ class _Panel:
     def name_axes(self) -> None:
         """Says below the last panel what its timeline shows."""
         forwards = self.picture.shape[1]
-        self.timeline.set_xticks([number for number in range(1, forwards + 1) if number == 1 or number % 5 == 0])
+        apart = 5 * -(-forwards // 75)
+        self.timeline.set_xticks([1, *range(apart, forwards + 1, apart)])
         self.timeline.set_xlabel("forward →", fontsize=8.5, color=_FAINT, labelpad=1)
 
     def _add_labels(self, canvas: Axes, lines: Sequence[Line]) -> dict[int, Text]:
@@ -216,8 +217,9 @@ def _fit(word: str) -> str:
     return word if len(word) <= _CELLS else f"{word[: _CELLS - 1]}…"
 
 
-def _add_legend(figure: Figure) -> None:
+def _add_legend(figure: Figure, still: bool) -> None:
     patches = [Patch(color=color, label=_MEANING[reason]) for reason, color in COLORS.items()]
     patches.append(Patch(color=tuple(_COMPUTED), label="computed by a forward; paler: in some of the layers"))
-    patches.append(Patch(facecolor="white", edgecolor=_FRAME, label="computed by this forward outside its block"))
+    if not still:
+        patches.append(Patch(facecolor="white", edgecolor=_FRAME, label="computed by this forward outside its block"))
     figure.legend(handles=patches, loc="lower left", ncols=2, fontsize=8.5, frameon=False, bbox_to_anchor=(0.01, 0))
