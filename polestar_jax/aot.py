@@ -92,10 +92,11 @@ def compile_plan(decode: Decode, gpu: str, prompt_length: int, batch: int = 1) -
         begin = time.perf_counter()
         compiled = lowered.compile()
         compiling = time.perf_counter() - begin
-    memory = compiled.memory_analysis()
+    memory, text = compiled.memory_analysis(), compiled.as_text()
+    assert memory is not None and text is not None, "XLA for GPUs always has both"
     weights = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(params))
     unaliased = memory.output_size_in_bytes - memory.alias_size_in_bytes
-    program = parse(compiled.as_text())
+    program = parse(text)
     return Plan(
         gpu=gpu,
         weights=weights,

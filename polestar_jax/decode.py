@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from polestar_jax.head import SIGNALS, predict
 from polestar_jax.prompts import check_prompt, new_canvas
@@ -110,12 +111,12 @@ class Decode:
             )
         return _init(self.spec(keys.shape[0], prompt_length), self.method, keys)
 
-    def __call__(self, params: Any, state: DecodeState, prompt: Prompt | jax.Array) -> tuple[DecodeOutput, DecodeState]:
+    def __call__(self, params: Any, state: DecodeState, prompt: Prompt | ArrayLike) -> tuple[DecodeOutput, DecodeState]:
         """Decodes `prompt` (`Prompt`, or int32 `[B, P]`) to the end. `state` is donated: use the one returned."""
         spec = self._spec_of(state)
         return _decode(spec, self.method, params, state, check_prompt(spec, prompt))
 
-    def start(self, state: DecodeState, prompt: Prompt | jax.Array) -> DecodeState:
+    def start(self, state: DecodeState, prompt: Prompt | ArrayLike) -> DecodeState:
         """The state before the first forward; `state` is donated."""
         spec = self._spec_of(state)
         return _start_jit(spec, self.method, state, check_prompt(spec, prompt))
@@ -162,7 +163,7 @@ def lower_decode(decode: Decode, params: Any, prompt_length: int, batch: int = 1
     """
     spec = decode.spec(batch, prompt_length)
     shape = (batch, prompt_length)
-    prompt = Prompt(jax.ShapeDtypeStruct(shape, jnp.int32), jax.ShapeDtypeStruct(shape, jnp.bool_))
+    prompt = jax.eval_shape(lambda: Prompt(jnp.zeros(shape, jnp.int32), jnp.zeros(shape, bool)))
     place = lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
     arguments = jax.tree.map(place, (decode.method, params, _abstract_state(spec, decode.method), prompt))
     return _decode.lower(spec, *arguments)

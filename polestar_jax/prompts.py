@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
+from jax.typing import ArrayLike
 
 from polestar_jax.types import Canvas, Prompt, Spec
 
@@ -34,7 +35,7 @@ def pad_prompts(prompts: Sequence[Sequence[int]], length: int | None = None) -> 
     return Prompt(jnp.asarray(tokens), jnp.asarray(valid))
 
 
-def check_prompt(spec: Spec, prompt: Prompt | jax.Array | np.ndarray | Sequence[Sequence[int]]) -> Prompt:
+def check_prompt(spec: Spec, prompt: Prompt | ArrayLike) -> Prompt:
     """A `Prompt` that fits `spec`, from a `Prompt` or int `[B, P]`.
 
     Raises:

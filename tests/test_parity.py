@@ -73,7 +73,7 @@ def test_recorded_run(model_name, run_name):
 
 
 def with_idle_forwards(rows, length, prompt_length, run_name, arguments):
-    """Adds what the June 2025 code spends on a block that is finished at its entry: one forward that commits nothing."""
+    """Adds what the June 2025 code spends on a block that is finished at its entry: a forward that commits nothing."""
     block_length, block, result = arguments["block_length"], -1, []
     for row, following in zip(rows, [*rows[1:], length], strict=True):
         result.append(row)

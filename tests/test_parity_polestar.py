@@ -1,4 +1,4 @@
-"""The authors' released Polestar, replayed: every commit, label, selection and drift of the recorded runs (contract 6)."""
+"""The authors' released Polestar, replayed: every commit, label, selection and drift (contract 6)."""
 
 import dataclasses
 import functools
@@ -81,11 +81,11 @@ def test_release_decoded_freely(name):
 
 
 def test_release_with_ties_injected(monkeypatch):
-    """Case b, whose ties torch broke in its own way: the recorded choice is injected where, and only where, there was one.
+    """Case b, whose ties torch broke in its own way: the recorded choice is injected where there was one, only there.
 
     Run in the Python loop without jit, which also shows the cached keys and values after every forward.
     """
-    model, params, case, trace = case_of("b")
+    _, params, case, trace = case_of("b")
     decode = release_decode("b")
     cluster, members = polestar_entry._cluster, polestar_step.members
     pending = []  # (tied, rows of the window) for the layers of the refresh that is running
