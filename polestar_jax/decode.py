@@ -1,8 +1,7 @@
-"""The one loop that every method runs in, and `make_decode`, which wraps it."""
+"""`make_decode`: a model and a method as a jitted `decode(params, state, prompt)`."""
 
 import dataclasses
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -10,25 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from polestar_jax.head import SIGNALS, predict
-from polestar_jax.prompts import check_prompt, new_canvas
-from polestar_jax.rows import iota, put_rows
-from polestar_jax.types import (
-    NO_FORWARD,
-    NOTHING,
-    REVOKED,
-    Canvas,
-    Commits,
-    DecodeOutput,
-    DecodeState,
-    Method,
-    Model,
-    Prediction,
-    Prompt,
-    Scope,
-    Spec,
-    StepLog,
-)
+from polestar_jax.head import SIGNALS
+from polestar_jax.loop import fresh_state, is_live, output_of, run, start, step
+from polestar_jax.prompts import check_prompt
+from polestar_jax.types import DecodeOutput, DecodeState, Method, Model, Prompt, Spec, StepLog
 
 
 def make_decode(model: Model, method: Method, *, gen_length: int) -> "Decode":
@@ -109,7 +93,8 @@ class Decode:
                 f"prompt_length={prompt_length} + gen_length={self.gen_length} is beyond the model's trained context of"
                 f" {limit}; shorten one of them"
             )
-        return _init(self.spec(keys.shape[0], prompt_length), self.method, keys)
+        # A copy: the state is donated, and the caller's keys are not ours to delete.
+        return _init(self.spec(keys.shape[0], prompt_length), self.method, keys.copy())
 
     def __call__(self, params: Any, state: DecodeState, prompt: Prompt | ArrayLike) -> tuple[DecodeOutput, DecodeState]:
         """Decodes `prompt` (`Prompt`, or int32 `[B, P]`) to the end. `state` is donated: use the one returned."""
@@ -131,11 +116,11 @@ class Decode:
 
     def finished(self, state: DecodeState) -> jax.Array:
         """bool `[B]`: rows with nothing left to do."""
-        return ~_live(self._spec_of(state), state)
+        return ~is_live(self._spec_of(state), state)
 
     def output(self, state: DecodeState) -> DecodeOutput:
         """The output as it stands."""
-        return _output(self._spec_of(state), state)
+        return output_of(self._spec_of(state), state)
 
     def _spec_of(self, state: DecodeState) -> Spec:
         batch, length = state.canvas.tokens.shape
@@ -178,184 +163,12 @@ def _abstract_state(spec: Spec, method: Method) -> DecodeState:
 @functools.lru_cache(maxsize=64)
 def _abstract_state_of(spec: Spec, structure, shapes) -> DecodeState:
     keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), spec.batch))
-    return jax.eval_shape(lambda method, keys: _fresh(spec, method, keys), jax.tree.unflatten(structure, shapes), keys)
-
-
-def _fresh(spec: Spec, method: Method, keys: jax.Array, prompt: Prompt | None = None) -> DecodeState:
-    """A state before the first forward; without a prompt, one of zeros."""
-    if prompt is None:
-        shape = (spec.batch, spec.prompt_length)
-        prompt = Prompt(jnp.zeros(shape, jnp.int32), jnp.zeros(shape, bool))
-    forwards = method.schedule.max_forwards(spec.gen_length)
-    per_forward = (spec.batch, forwards)
-    measured = spec.gen_length if "drift" in spec.needs else 0
-    return DecodeState(
-        keys=keys,
-        forwards=jnp.zeros((spec.batch,), jnp.int32),
-        stopped=jnp.zeros((spec.batch,), bool),
-        canvas=new_canvas(spec, prompt),
-        schedule=method.schedule.init(spec),
-        cache=method.cache.init(_cache_spec(spec, method)),
-        rule=method.rule.init(spec),
-        log=StepLog(
-            kind=jnp.full(per_forward, NO_FORWARD, jnp.uint8),
-            rows=jnp.zeros(per_forward, jnp.float32),
-            rows_executed=jnp.zeros(per_forward, jnp.float32),
-            token=jnp.full((*per_forward, spec.gen_length), NOTHING, jnp.int32),
-            reason=jnp.zeros((*per_forward, spec.gen_length), jnp.uint8),
-            drift=jnp.full((*per_forward, measured), jnp.nan, jnp.float32),
-            computed=jnp.zeros((*per_forward, spec.length), jnp.uint8),
-        ),
+    return jax.eval_shape(
+        lambda method, keys: fresh_state(spec, method, keys), jax.tree.unflatten(structure, shapes), keys
     )
 
 
-def _start(spec: Spec, method: Method, state: DecodeState, prompt: Prompt) -> DecodeState:
-    fresh = _fresh(spec, method, state.keys, prompt)
-    return dataclasses.replace(fresh, cache=method.cache.restart(_cache_spec(spec, method), state.cache))
-
-
-def _live(spec: Spec, state: DecodeState) -> jax.Array:
-    return state.canvas.masked.any(axis=1) & ~state.stopped & (state.forwards < state.log.kind.shape[1])
-
-
-def _output(spec: Spec, state: DecodeState) -> DecodeOutput:
-    generated = slice(spec.prompt_length, None)
-    filled = ~state.canvas.masked[:, generated]
-    return DecodeOutput(state.canvas.tokens[:, generated], filled, state.forwards, state.log)
-
-
-def _cache_spec(spec: Spec, method: Method) -> Spec:
-    """What the cache policy sees: with guidance every sequence is two rows, conditional and unconditional."""
-    return spec if method.guidance is None else dataclasses.replace(spec, batch=2 * spec.batch)
-
-
-def _doubled(tree):
-    return jax.tree.map(lambda leaf: jnp.concatenate([leaf, leaf]), tree)
-
-
-def _freeze(mine: jax.Array, old, new):
-    """`new` in the batch rows that are `mine`, else `old`; a leaf that nobody touched is not copied."""
-
-    def pick(a: jax.Array, b: jax.Array) -> jax.Array:
-        return a if a is b else jnp.where(mine.reshape((-1,) + (1,) * (a.ndim - 1)), b, a)
-
-    return jax.tree.map(pick, old, new)
-
-
-def _forward(spec: Spec, method: Method, params, state: DecodeState, scope: Scope, live: jax.Array):
-    """Runs the cheapest kind of forward that a live row wants, for the rows that want it; the others wait.
-
-    Returns:
-      cache, prediction, computed `[B, N]`, executed `[]`, kind `[]`, mine `[B]`.
-    """
-    canvas, inner = state.canvas, _cache_spec(spec, method)
-    if method.guidance is not None:
-        prompt = canvas.valid & (iota(spec.length) < spec.prompt_length)
-        hidden_prompt = jnp.where(prompt, spec.model.config.mask_id, canvas.tokens)
-        unconditional = dataclasses.replace(canvas, tokens=hidden_prompt)
-        canvas = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), canvas, unconditional)
-        scope = _doubled(scope)
-    branches = method.cache.branches(inner)
-    width = method.cache.width(inner)
-    wants = method.cache.kind(inner, state.cache, scope)[: spec.batch]
-    kind = jnp.min(jnp.where(live, wants, len(branches)))
-    mine = live & (wants == kind)
-    mine_inner = _doubled(mine) if method.guidance is not None else mine
-
-    def run(branch) -> Callable:
-        def apply(cache):
-            done = branch.run(params, cache, canvas, scope, mine_inner)
-            prediction = predict(spec, method.sampler, method.guidance, params, done, scope.keys[: spec.batch])
-            pad = lambda x: jnp.pad(x, [(0, 0), (0, width - x.shape[1])] + [(0, 0)] * (x.ndim - 2))
-            return done.cache, jax.tree.map(pad, prediction), done.computed, done.executed
-
-        return apply
-
-    clipped = jnp.minimum(kind, len(branches) - 1)
-    cache, prediction, computed, executed = jax.lax.switch(clipped, [run(branch) for branch in branches], state.cache)
-    if method.guidance is not None:
-        computed, executed = computed[: spec.batch] + computed[spec.batch :], 2 * executed
-    return cache, prediction, computed[:, : spec.length], executed, kind, mine
-
-
-def _apply(canvas: Canvas, commits: Commits, mask_id: int) -> Canvas:
-    tokens = jnp.where(commits.write, commits.tokens, jnp.where(commits.revoke, mask_id, canvas.tokens))
-    return dataclasses.replace(canvas, tokens=tokens, masked=(canvas.masked & ~commits.write) | commits.revoke)
-
-
-def _step(spec: Spec, method: Method, params, state: DecodeState) -> tuple[DecodeState, StepLog]:
-    live = _live(spec, state)
-    keys = jax.vmap(jax.random.fold_in)(state.keys, state.forwards)
-    scope = method.schedule.scope(spec, state.schedule, state.canvas, keys)
-    cache, prediction, computed, executed, kind, mine = _forward(spec, method, params, state, scope, live)
-    schedule, scope = method.schedule.observe(spec, state.schedule, scope, prediction)
-    rule, commits = method.rule.commit(spec, state.rule, scope, state.canvas, prediction)
-    own = mine[:, None]
-    generated = iota(spec.length) >= spec.prompt_length
-    commits = dataclasses.replace(
-        commits,
-        write=commits.write & own & state.canvas.masked,
-        revoke=commits.revoke & own & ~state.canvas.masked & generated,
-        stop=commits.stop & mine,
-    )
-    canvas = _apply(state.canvas, commits, spec.model.config.mask_id)
-    several = _doubled if method.guidance is not None else lambda tree: tree
-    inner = _cache_spec(spec, method)
-    observed = method.cache.observe(inner, cache, several(scope), several(prediction), several(commits))
-    schedule = method.schedule.advance(spec, schedule, scope, canvas)
-    entry = _entry(spec, scope, prediction, commits, computed, executed, kind, mine)
-    state = DecodeState(
-        keys=state.keys,
-        forwards=state.forwards + mine,
-        stopped=state.stopped | commits.stop,
-        canvas=canvas,
-        schedule=_freeze(mine, state.schedule, schedule),
-        cache=_freeze(several(mine), cache, observed),
-        rule=_freeze(mine, state.rule, rule),
-        log=_record(state.log, entry, state.forwards, mine),
-    )
-    return state, entry
-
-
-def _entry(
-    spec: Spec, scope: Scope, prediction: Prediction, commits: Commits, computed, executed, kind, mine: jax.Array
-) -> StepLog:
-    """What one pass did, `[B, ...]`."""
-    own = mine[:, None]
-    generated = slice(spec.prompt_length, None)
-    token = jnp.where(commits.write, commits.tokens, jnp.where(commits.revoke, REVOKED, NOTHING))
-    drift = jnp.zeros((spec.batch, 0), jnp.float32)
-    if "drift" in spec.needs:
-        measured = prediction.valid & own & ~scope.entering[:, None]
-        plane = jnp.full((spec.batch, spec.length), jnp.nan, jnp.float32)
-        drift = put_rows(plane, prediction.slot, prediction.extra["drift"], measured)[:, generated]
-    rows = computed.sum(axis=1) / jnp.float32(spec.model.config.layers)
-    return StepLog(
-        kind=jnp.where(mine, kind, NO_FORWARD).astype(jnp.uint8),
-        rows=jnp.where(mine, rows, 0.0),
-        rows_executed=jnp.where(mine, executed, 0.0),
-        token=token[:, generated],
-        reason=jnp.where(commits.write, commits.reason, 0).astype(jnp.uint8)[:, generated],
-        drift=drift,
-        computed=jnp.where(own, computed, 0).astype(jnp.uint8),
-    )
-
-
-def _record(log: StepLog, entry: StepLog, forwards: jax.Array, mine: jax.Array) -> StepLog:
-    at = jnp.where(mine, forwards, log.kind.shape[1])[:, None]
-    return jax.tree.map(lambda plane, now: put_rows(plane, at, now[:, None], at >= 0), log, entry)
-
-
-def _run(spec: Spec, method: Method, params, state: DecodeState, prompt: Prompt) -> tuple[DecodeOutput, DecodeState]:
-    state = jax.lax.while_loop(
-        lambda state: _live(spec, state).any(),
-        lambda state: _step(spec, method, params, state)[0],
-        _start(spec, method, state, prompt),
-    )
-    return _output(spec, state), state
-
-
-_init = jax.jit(_fresh, static_argnums=0)
-_start_jit = jax.jit(_start, static_argnums=0, donate_argnums=2)
-_step_jit = jax.jit(_step, static_argnums=0, donate_argnums=3)
-_decode = jax.jit(_run, static_argnums=0, donate_argnums=3)
+_init = jax.jit(fresh_state, static_argnums=0)
+_start_jit = jax.jit(start, static_argnums=0, donate_argnums=2)
+_step_jit = jax.jit(step, static_argnums=0, donate_argnums=3)
+_decode = jax.jit(run, static_argnums=0, donate_argnums=3)
