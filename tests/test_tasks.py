@@ -26,8 +26,8 @@ def test_the_split_is_a_property_of_the_prompt(items):
     for item in items[600:]:
         assert tasks.split_of(item.prompt) == "heldout"
     # Fixed values: the split must never move with the Python version or the hash seed.
-    assert tasks.split_of("hana has 5 cups . she gets 5 . she gets 2 . how many ?") == "heldout"
-    assert tasks.split_of("line ann bob cara dan . reverse . swap ann and bob . ?") == "train"
+    assert tasks.split_of("gus has 8 cards . he drops 3 . he sells 3 . he wins 5 . how many ?") == "heldout"
+    assert tasks.split_of("swap ann and bob . move cara to back . line ann bob cara dan eva ?") == "train"
 
 
 def test_items_are_distinct_deterministic_and_interleaved(items):
@@ -66,19 +66,16 @@ def test_arithmetic_answers_follow_from_the_prompt(items):
 
 def test_list_answers_follow_from_the_prompt(items):
     for item in [item for item in items if item.task == "lists"]:
-        start, *requests = item.prompt.removesuffix(" . ?").split(" . ")
-        line = start.split()[1:]
+        *requests, given = item.prompt.removesuffix(" ?").split(" . ")
+        line = given.split()[1:]
         for request in map(str.split, requests):
             match request:
-                case ["reverse"]:
-                    line.reverse()
-                case ["remove", name]:
-                    line.remove(name)
                 case ["swap", first, "and", second]:
                     a, b = line.index(first), line.index(second)
                     line[a], line[b] = second, first
-                case ["insert", name, "after", other]:
-                    line.insert(line.index(other) + 1, name)
+                case ["replace", name, "with", new]:
+                    assert new not in line
+                    line[line.index(name)] = new
                 case ["move", name, "to", place]:
                     line.remove(name)
                     line.insert(0 if place == "front" else len(line), name)
@@ -88,21 +85,12 @@ def test_list_answers_follow_from_the_prompt(items):
         assert len(requests) >= 2
 
 
-def test_program_answers_follow_from_the_prompt(items):
-    for item in [item for item in items if item.task == "programs"]:
-        *statements, shown = item.prompt.split(" ; ")
-        scope: dict[str, int] = {}
-        for statement in statements:
-            exec(statement, {}, scope)
-        assert tasks.final_answer("programs", item.answer) == str(scope[shown.split()[1]])
-
-
 def test_is_correct_reads_the_final_answer_only(items):
     for item in items[:60]:
         assert tasks.is_correct(item, item.answer) and tasks.is_exact(item, item.answer)
-        assert tasks.is_correct(item, f"{item.answer} {tasks.EOS} {tasks.EOS} print 1")
+        assert tasks.is_correct(item, f"{item.answer} {tasks.EOS} {tasks.EOS} so")
         assert not tasks.is_correct(item, "")
-    sums, lines, _ = items[:3]
+    sums, lines = items[:2]
     value = tasks.final_answer("arithmetic", sums.answer)
     assert not tasks.is_correct(sums, sums.answer.replace(f"has {value} ", f"has {int(value) + 1} "))
     assert tasks.is_correct(sums, f"so ann has {value} pens .") and not tasks.is_exact(

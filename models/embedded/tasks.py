@@ -1,4 +1,4 @@
-"""The generated tasks that the embedded checkpoint knows: worked arithmetic, waiting lines, small programs.
+"""The generated tasks that the embedded checkpoint knows: worked arithmetic and waiting lines.
 
 Everything is pure Python and deterministic from a seed. One word or number is one token. Whether a prompt is held out
 is decided by a stable hash of its text, so no call can ever produce a held-out prompt for training.
@@ -9,10 +9,11 @@ import random
 import zlib
 from typing import Literal
 
-TASKS = ("arithmetic", "lists", "programs")
+TASKS = ("arithmetic", "lists")
 PROMPT_LENGTH = 24
 ANSWER_LENGTH = 48
-LARGEST_NUMBER = 40
+LARGEST_NUMBER = 30  # that has a word
+_LARGEST_VALUE = 18  # that an item reaches: sums are learned one by one, and the few that a tiny model can hold are used
 EOS, MASK, UNKNOWN = "<|endoftext|>", "<|mdm_mask|>", "<unk>"
 
 _PRONOUNS = {
@@ -23,10 +24,12 @@ _NAMES = tuple(_PRONOUNS)
 _OBJECTS = ("pens", "books", "coins", "stamps", "shells", "cards", "marbles", "stones", "keys", "cups")
 _GAINS = ("finds", "buys", "gets", "wins", "picks")
 _LOSSES = ("gives", "loses", "sells", "drops", "breaks")
+_LINE = 5  # names in a waiting line
+# Words of tasks that were tried and not learned stay: the checkpoint's ids count them.
 _VARIABLES = ("x", "y", "z")
 _WORDS = (
     "has how many starts with so he she doubles them ? . + - * = : ; print"
-    " line answer reverse remove swap move front back insert and to after"
+    " line answer reverse the whole swap and replace move to front back"
 ).split()
 VOCABULARY = (
     *(EOS, MASK, UNKNOWN),
@@ -82,7 +85,7 @@ def make_items(
     """
     if unknown := set(tasks) - set(TASKS):
         raise ValueError(f"unknown tasks {sorted(unknown)}; there are {TASKS}")
-    makers = {"arithmetic": _arithmetic, "lists": _lists, "programs": _programs}
+    makers = {"arithmetic": _arithmetic, "lists": _lists}
     source = random.Random(f"{split} {seed} {easy}")
     items: list[Item] = []
     seen: set[str] = set()
@@ -101,9 +104,7 @@ def final_answer(task: str, text: str) -> str | None:
     words = text.split(EOS)[0].split()
     if task == "lists":
         return " ".join(_between(words, ("answer", ":"), ".")) or None
-    if task == "arithmetic":  # so NAME has NUMBER THINGS .
-        return next(iter(_between(words, ("so",), ".")[2:]), None)
-    return next(iter(_between(words, ("print",), ";")), None)
+    return next(iter(_between(words, ("so",), ".")[2:]), None)  # so NAME has NUMBER THINGS .
 
 
 def is_correct(item: Item, text: str) -> bool:
@@ -128,17 +129,17 @@ def _between(words: list[str], marker: tuple[str, ...], end: str) -> list[str]:
 def _arithmetic(source: random.Random, easy: bool) -> tuple[str, str]:
     """Two to four changes to how many things somebody has."""
     name, thing = source.choice(_NAMES), source.choice(_OBJECTS)
-    value = source.randint(1, 20)
+    value = source.randint(1, 9)
     prompt = [f"{name} has {value} {thing} ."]
     answer = [f"{name} starts with {value} {thing} ."]
     for _ in range(source.randint(1, 2) if easy else source.randint(2, 4)):
-        if 0 < value <= LARGEST_NUMBER // 2 and source.random() < 0.12:
+        if 0 < value <= _LARGEST_VALUE // 2 and source.random() < 0.12:
             prompt.append(f"{_PRONOUNS[name]} doubles them .")
             answer.append(f"{value} * 2 = {2 * value} .")
             value *= 2
             continue
         amount = source.randint(1, 9)
-        gain = value < amount or (value + amount <= LARGEST_NUMBER and source.random() < 0.5)
+        gain = value < amount or (value + amount <= _LARGEST_VALUE and source.random() < 0.5)
         result = value + amount if gain else value - amount
         prompt.append(f"{_PRONOUNS[name]} {source.choice(_GAINS if gain else _LOSSES)} {amount} .")
         answer.append(f"{value} {'+' if gain else '-'} {amount} = {result} .")
@@ -149,54 +150,31 @@ def _arithmetic(source: random.Random, easy: bool) -> tuple[str, str]:
 
 
 def _lists(source: random.Random, easy: bool) -> tuple[str, str]:
-    """Two or three operations on a waiting line, every line in between written out."""
-    line = source.sample(_NAMES, source.randint(4, 5) if easy else source.randint(4, 6))
-    prompt = ["line", *line, "."]
+    """Two or three operations on a waiting line, every line in between written out.
+
+    The line ends the prompt, so that each line of the answer begins as many words after the one it is made from.
+    """
+    line = source.sample(_NAMES, _LINE)
+    given = ["line", *line, "?"]
+    prompt: list[str] = []
     answer: list[str] = []
     for _ in range(1 if easy else source.randint(2, 3)):
         request, label, line = _operation(source, line)
         prompt.append(f"{request} .")
         answer.append(f"{label} : {' '.join(line)} .")
-    return " ".join([*prompt, "?"]), " ".join([*answer, f"answer : {' '.join(line)} ."])
+    return " ".join([*prompt, *given]), " ".join([*answer, f"answer : {' '.join(line)} ."])
 
 
 def _operation(source: random.Random, line: list[str]) -> tuple[str, str, list[str]]:
     """One operation on a line: how the prompt asks for it, how the answer names it, and the new line."""
-    kind = source.choice(("reverse", "remove", "swap", "front", "back", "insert"))
+    kind = source.choice(("swap", "replace", "front", "back"))
     first, second = source.sample(line, 2)
-    if kind == "reverse":
-        return kind, kind, line[::-1]
-    if kind == "remove":
-        return f"remove {first}", f"remove {first}", [name for name in line if name != first]
     if kind == "swap":
         other = {first: second, second: first}
-        return f"swap {first} and {second}", f"swap {first} {second}", [other.get(name, name) for name in line]
-    if kind == "insert":
+        return f"swap {first} and {second}", kind, [other.get(name, name) for name in line]
+    if kind == "replace":
         new = source.choice([name for name in _NAMES if name not in line])
-        place = line.index(first) + 1
-        return f"insert {new} after {first}", f"insert {new} {first}", [*line[:place], new, *line[place:]]
-    rest = [name for name in line if name != first]
-    return f"move {first} to {kind}", f"{kind} {first}", [first, *rest] if kind == "front" else [*rest, first]
-
-
-def _programs(source: random.Random, easy: bool) -> tuple[str, str]:
-    """A straight-line program and the trace of its run."""
-    variable = source.choice(_VARIABLES)
-    values = {variable: source.randint(1, 15)}
-    prompt = [f"{variable} = {values[variable]} ;"]
-    answer = list(prompt)
-    for _ in range(1 if easy else source.randint(2, 3)):
-        left = source.choice(list(values))
-        right = source.choice(list(values)) if source.random() < 0.3 else str(source.randint(1, 9))
-        first, second = values[left], values.get(right)
-        second = int(right) if second is None else second
-        plus = second > first or (first + second <= LARGEST_NUMBER and source.random() < 0.5)
-        if plus and first + second > LARGEST_NUMBER:
-            right, second = "1", 1
-        variable = source.choice(_VARIABLES)
-        values[variable] = first + second if plus else first - second
-        sign = "+" if plus else "-"
-        prompt.append(f"{variable} = {left} {sign} {right} ;")
-        answer.append(f"{variable} = {first} {sign} {second} = {values[variable]} ;")
-    shown = variable if source.random() < 0.7 else source.choice(list(values))
-    return " ".join([*prompt, f"print {shown}"]), " ".join([*answer, f"print {values[shown]}"])
+        return f"replace {first} with {new}", kind, [new if name == first else name for name in line]
+    moved = source.choice(line[1:] if kind == "front" else line[:-1])
+    rest = [name for name in line if name != moved]
+    return f"move {moved} to {kind}", kind, [moved, *rest] if kind == "front" else [*rest, moved]

@@ -1,6 +1,6 @@
 """Trains the embedded checkpoint as a masked diffusion model and writes it in the HF LLaDA format.
 
-    python -m models.embedded.train --out runs/tiny --steps 6000 [--resume]
+    python -m models.embedded.train --out runs/tiny --steps 4000 [--resume]
     python -m models.embedded.train --out models/embedded/polestar-tiny --evaluate
 
 A step depends on nothing but the parameters, the optimizer state and the number of the step, so a resumed run makes the
@@ -13,7 +13,7 @@ import functools
 import json
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,22 +24,14 @@ import optax
 import optax.contrib
 
 from models.embedded import tasks
-from models.embedded.checkpoint import (
-    BLOCK,
-    EOS_ID,
-    MASK_ID,
-    decode_text,
-    encode,
-    load_checkpoint,
-    replacing,
-    save_checkpoint,
-)
+from models.embedded.checkpoint import BLOCK, EOS_ID, MASK_ID, encode, load_checkpoint, replacing, save_checkpoint
+from models.embedded.evaluation import evaluate
+from models.embedded.initial import make_params
 from models.llada import LLaDA, LLaDAConfig, Params
 
+EQUALS_ID = tasks.VOCABULARY.index("=")
 Batch = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]  # tokens, valid, masked, weights
 State = dict[str, Any]  # "params", "averaged" (over steps) and "optimizer"
-
-_MIXTURE = ("arithmetic",) * 4 + ("lists",) * 5 + ("programs",)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,23 +50,27 @@ class Recipe:
       pool: items generated at a time.
       padding_weight: of the loss at ends of text after the first.
       later_weight: of the loss in blocks after the one being decoded.
+      result_weight: of the loss at the results of sums, which are what is learned last.
+      shares: of arithmetic and lists among the items.
       seed: of the initial weights, the items and the masks.
     """
 
-    steps: int = 6_000
+    steps: int = 4_000
     batch: int = 32
     model_size: int = 128
     layers: int = 4
     heads: int = 4
     feed_forward: int = 384
-    muon_rate: float = 0.02
-    adam_rate: float = 3e-3
+    muon_rate: float = 0.006
+    adam_rate: float = 1e-3
     warmup: int = 100
-    easy: float = 0.1
+    easy: float = 0.04
     decay: float = 0.998
     pool: int = 16_384
     padding_weight: float = 0.05
     later_weight: float = 0.1
+    result_weight: float = 4.0
+    shares: tuple[int, ...] = (6, 3)
     seed: int = 0
 
 
@@ -96,12 +92,15 @@ def draw_masks(answers: np.ndarray, recipe: Recipe, source: np.random.Generator)
     masked = np.where(by_block, blockwise, scattered)
     weights = masked * np.where(place > lengths, recipe.padding_weight, 1.0)
     weights = weights * np.where(by_block & later, recipe.later_weight, 1.0)
+    result = np.pad(answers[:, :-1] == EQUALS_ID, ((0, 0), (1, 0)))
+    weights = weights * np.where(result, recipe.result_weight, 1.0)
     return masked, weights.astype(np.float32)
 
 
 @functools.lru_cache(maxsize=2)
 def _pool(recipe: Recipe, number: int, easy: bool) -> tuple[np.ndarray, np.ndarray]:
-    return encode(tasks.make_items("train", recipe.pool, recipe.seed * 100_003 + number, _MIXTURE, easy=easy))
+    mixture = tuple(task for task, share in zip(tasks.TASKS, recipe.shares, strict=True) for _ in range(share))
+    return encode(tasks.make_items("train", recipe.pool, recipe.seed * 100_003 + number, mixture, easy=easy))
 
 
 def draw_batch(recipe: Recipe, step: int) -> Batch:
@@ -128,22 +127,12 @@ def make_optimizer(recipe: Recipe) -> optax.GradientTransformation:
     return optax.chain(optax.clip_by_global_norm(1.0), optax.partition({"muon": muon, "adam": adam}, labels))
 
 
-def make_params(model: LLaDA, recipe: Recipe) -> Params:
-    """Initial parameters: larger embeddings and smaller layer outputs than `init`, so that layers first see words."""
-    params = model.init(jax.random.key(recipe.seed))
-    params["embedding"] *= 25
-    for layer in params["layers"].values():
-        for name in ("output", "down"):
-            layer[name]["weight"] *= 0.3
-    return params
-
-
 def make_step(model: LLaDA, recipe: Recipe) -> Callable[[State, jax.Array, Batch], tuple[State, jax.Array]]:
     """The jitted training step: `(state, step, batch) -> (state, loss)`."""
     optimizer = make_optimizer(recipe)
 
     def loss_of(params: Params, batch: Batch) -> jax.Array:
-        tokens, valid, masked, weights = batch
+        tokens, valid, masked, weights = map(jnp.asarray, batch)
         answers = tokens[:, tasks.PROMPT_LENGTH :]
         shown = tokens.at[:, tasks.PROMPT_LENGTH :].set(jnp.where(masked, MASK_ID, answers))
         logits = model(params, shown, valid)[:, tasks.PROMPT_LENGTH :]
@@ -162,49 +151,6 @@ def make_step(model: LLaDA, recipe: Recipe) -> Callable[[State, jax.Array, Batch
     return advance
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def decode(
-    model: LLaDA, params: Params, tokens: jax.Array, valid: jax.Array, threshold: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    """Block-wise decoding without a cache: commits what is surer than `threshold`, and the surest of each row.
-
-    Returns:
-      answers `[B, G]` and the number of forward passes. A threshold above 1 commits one token per step.
-    """
-    place = jnp.arange(tokens.shape[1]) - tasks.PROMPT_LENGTH
-    tokens = jnp.where(place >= 0, MASK_ID, tokens)
-
-    def commit(carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        tokens, steps = carry
-        masked = (tokens == MASK_ID) & (place >= 0)
-        block = jnp.min(jnp.where(masked, place // BLOCK, place.size), axis=1, keepdims=True)
-        probabilities = jax.nn.softmax(model(params, tokens, valid).at[..., MASK_ID].set(-jnp.inf))
-        sure = jnp.where(masked & (place // BLOCK == block), probabilities.max(axis=-1), -1.0)
-        chosen = (sure > threshold) | ((sure == sure.max(axis=1, keepdims=True)) & (sure >= 0))
-        return jnp.where(chosen, probabilities.argmax(axis=-1), tokens), steps + 1
-
-    is_masked = lambda carry: jnp.any((carry[0] == MASK_ID) & (place >= 0))
-    tokens, steps = jax.lax.while_loop(is_masked, commit, (tokens, jnp.int32(0)))
-    return tokens[:, tasks.PROMPT_LENGTH :], steps
-
-
-def evaluate(
-    model: LLaDA, params: Params, items: Sequence[tasks.Item], threshold: float, batch: int = 64
-) -> dict[str, float]:
-    """Share of right final answers per task, and forward passes per batch of `batch` items."""
-    right: dict[str, list[bool]] = {}
-    passes = []
-    for start in range(0, len(items), batch):
-        part = list(items[start : start + batch])
-        tokens, valid = encode(part + part[:1] * (batch - len(part)))
-        answers, steps = decode(model, params, tokens, valid, jnp.float32(threshold))
-        passes.append(int(steps))
-        for item, answer in zip(part, np.asarray(answers), strict=False):
-            right.setdefault(item.task, []).append(tasks.is_correct(item, decode_text(answer)))
-    accuracy = {task: round(float(np.mean(flags)), 4) for task, flags in right.items()}
-    return accuracy | {"forwards": float(np.mean(passes))}
-
-
 def make_model(recipe: Recipe) -> LLaDA:
     """The model of a recipe, its parameters not yet made."""
     return LLaDA(
@@ -216,7 +162,7 @@ def make_model(recipe: Recipe) -> LLaDA:
             kv_heads=recipe.heads,
             feed_forward=recipe.feed_forward,
             max_length=128,
-            rope_theta=10000.0,
+            rope_theta=100.0,
             epsilon=1e-5,
             mask_id=MASK_ID,
             eos_id=EOS_ID,
@@ -238,7 +184,7 @@ def train(recipe: Recipe, folder: Path, *, resume: bool = False, until: int | No
       The averaged parameters, which are the ones that the checkpoint holds.
     """
     model = make_model(recipe)
-    params = make_params(model, recipe)
+    params = make_params(model, recipe.seed)
     averaged, moments = jax.tree.map(jnp.copy, params), make_optimizer(recipe).init(params)
     state = {"params": params, "averaged": averaged, "optimizer": moments}
     folder.mkdir(parents=True, exist_ok=True)
@@ -275,7 +221,7 @@ def train(recipe: Recipe, folder: Path, *, resume: bool = False, until: int | No
 
 def save_state(path: Path, state: State, step: int, seconds: float) -> None:
     """Writes everything that a resumed run needs, in one rename."""
-    leaves = {f"leaf{number}": np.asarray(leaf) for number, leaf in enumerate(jax.tree.leaves(state))}
+    leaves: dict[str, Any] = {f"leaf{number}": np.asarray(leaf) for number, leaf in enumerate(jax.tree.leaves(state))}
     with replacing(path) as aside, aside.open("wb") as file:
         np.savez(file, step=step, seconds=seconds, **leaves)
 
@@ -293,13 +239,22 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder of the checkpoint, the state and the log")
     parser.add_argument("--steps", type=int, default=Recipe.steps, help="length of the schedule")
     parser.add_argument("--batch", type=int, default=Recipe.batch, help="sequences per step")
+    parser.add_argument("--muon-rate", type=float, default=Recipe.muon_rate, help="learning rate of the matrices")
+    parser.add_argument("--adam-rate", type=float, default=Recipe.adam_rate, help="learning rate of the rest")
+    parser.add_argument("--shares", type=int, nargs=2, default=Recipe.shares, help="of the two tasks among the items")
     parser.add_argument("--until", type=int, help="stop after this many steps, for a resumable part of a run")
     parser.add_argument("--resume", action="store_true", help="continue from the state in --out")
     parser.add_argument("--evaluate", action="store_true", help="only evaluate the checkpoint in --out")
     parser.add_argument("--items", type=int, default=400, help="held-out items of --evaluate")
     options = parser.parse_args()
     if not options.evaluate:
-        recipe = Recipe(steps=options.steps, batch=options.batch)
+        recipe = Recipe(
+            steps=options.steps,
+            batch=options.batch,
+            muon_rate=options.muon_rate,
+            adam_rate=options.adam_rate,
+            shares=tuple(options.shares),
+        )
         train(recipe, options.out, resume=options.resume, until=options.until)
         return
     config, params = load_checkpoint(options.out)

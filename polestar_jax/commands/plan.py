@@ -31,6 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> None:
     check_target("--json", arguments.json)
     os.environ.setdefault("JAX_PLATFORMS", "cpu")  # no device is touched, not even one that is there
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # XLA complains of any compilation over two minutes
     from rich.table import Table
 
     from models.published import PUBLISHED
