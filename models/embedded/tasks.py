@@ -13,7 +13,8 @@ TASKS = ("arithmetic", "lists")
 PROMPT_LENGTH = 24
 ANSWER_LENGTH = 48
 LARGEST_NUMBER = 30  # that has a word
-_LARGEST_VALUE = 18  # that an item reaches: sums are learned one by one, and the few that a tiny model can hold are used
+# Sums are learned one by one; an item reaches no more than those that a tiny model can hold.
+_LARGEST_VALUE = 18
 EOS, MASK, UNKNOWN = "<|endoftext|>", "<|mdm_mask|>", "<unk>"
 
 _PRONOUNS = {

@@ -1,0 +1,179 @@
+"""The methods and model families of the contract tests, and one ragged scenario that they are decoded on.
+
+A method or a family joins every contract by a line in `METHODS` or `FAMILIES`. Decodes are cached: the contracts look
+at the same runs, so that each method is compiled for few shapes.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from models.llada import LLaDA, LLaDAConfig
+from polestar_jax import Prompt, make_decode, methods
+
+GEN_LENGTH, BLOCK_LENGTH = 16, 4
+
+TINY = LLaDAConfig(
+    vocab_size=40,
+    model_size=32,
+    layers=2,
+    heads=4,
+    kv_heads=2,
+    feed_forward=48,
+    max_length=96,
+    rope_theta=100.0,
+    epsilon=1e-5,
+    mask_id=39,
+    eos_id=38,
+)
+
+FAMILIES = {"llada": LLaDA(TINY)}
+
+_GATE = {"tau": 0.8, "alpha": 2.0, "suffix_tau": 0.5}  # random weights are less sure of themselves than trained ones
+METHODS = {
+    "vanilla": functools.partial(methods.vanilla),
+    "vanilla_random": functools.partial(methods.vanilla, remasking="random", steps=8),
+    "vanilla_temperature": functools.partial(methods.vanilla, temperature=0.8),
+    "vanilla_guidance": functools.partial(methods.vanilla, guidance=1.5),
+    "parallel": functools.partial(methods.parallel, threshold=0.6),
+    "parallel_factor": functools.partial(methods.parallel, factor=1.2),
+    "dual": functools.partial(methods.fast_dllm, threshold=0.6),
+    "prefix": functools.partial(methods.fast_dllm, cache="prefix", threshold=0.6),
+    "dual_steps": functools.partial(methods.fast_dllm, steps=8),
+    "polestar": functools.partial(methods.polestar, update_threshold=1, **_GATE),
+    "polestar_release": functools.partial(methods.polestar, "release", **_GATE),
+}
+# Numbers that make a method commit one token per forward, whatever the confidences: same program, other arguments.
+ONE_PER_FORWARD = {
+    "vanilla": {},
+    "vanilla_temperature": {},
+    "vanilla_guidance": {},
+    "parallel": {"threshold": 2.0},
+    "dual": {"threshold": 2.0},
+    "prefix": {"threshold": 2.0},
+    "polestar": {"tau": float("inf"), "suffix_tau": 2.0},
+    "polestar_release": {"tau": float("inf"), "suffix_tau": 2.0},
+}
+
+# What a constructor calls a number, and another value of it than the table's: nothing may be compiled again for it.
+_OTHER_GATE = {
+    "tau": 0.5,
+    "alpha": 3.0,
+    "history": 2,
+    "gate_floor": 0.25,
+    "gate_ceiling": 8.0,
+    "suffix_tau": 0.75,
+    "selected": 2,
+    "selected_last": 3,
+    "update_threshold": 4,
+    "step_threshold": 2,
+    "window_entry_period": 3,
+}
+OTHER_NUMBERS = {
+    "vanilla_temperature": {"temperature": 0.5},
+    "vanilla_guidance": {"guidance": 0.5},
+    "parallel": {"threshold": 0.4},
+    "parallel_factor": {"factor": 0.7},
+    "dual": {"threshold": 0.4},
+    "prefix": {"threshold": 0.4},
+    "polestar": _OTHER_GATE,
+    "polestar_release": _OTHER_GATE,
+}
+
+# The `release` preset lets [MASK] win, so a committed token may be [MASK].
+MAY_COMMIT_MASK = {"polestar_release"}
+
+CASES = [(family, name) for family in FAMILIES for name in METHODS]
+
+
+def case_fixture():
+    """The fixture `case` of a module: family and method.
+
+    Its scope is the module, so that all tests of a method follow one another and share its programs.
+    """
+
+    @pytest.fixture(scope="module", params=CASES, ids="-".join)
+    def case(request) -> tuple[str, str]:
+        return request.param
+
+    return case
+
+
+_SCALES = {"embedding": 50.0, "query": 1.5, "key": 1.5, "head": 5.0}
+
+
+@functools.cache
+def lively_params(model, seed: int):
+    """Random parameters whose predictions depend on the context and whose confidences are of all sizes."""
+
+    def scale(path, leaf):
+        return leaf * np.prod([_SCALES.get(str(getattr(key, "key", key)), 1.0) for key in path]).astype(np.float32)
+
+    return jax.tree_util.tree_map_with_path(scale, model.init(jax.random.key(seed)))
+
+
+@functools.cache
+def decoder(family: str, name: str, gen_length: int = GEN_LENGTH, block_length: int = BLOCK_LENGTH, **numbers):
+    """The decode of a method of the table."""
+    method = METHODS[name](block_length=block_length, **numbers)
+    return make_decode(FAMILIES[family], method, gen_length=gen_length)
+
+
+def pad(prompts, length: int, garbage: int = 0) -> Prompt:
+    """Left-pads prompts with ids that nobody may read, from inside and from outside the vocabulary."""
+    tokens = np.random.default_rng(garbage).integers(-50, 1000, (len(prompts), length)).astype(np.int32)
+    valid = np.zeros(tokens.shape, bool)
+    for row, prompt in enumerate(prompts):
+        tokens[row, length - len(prompt) :] = prompt
+        valid[row, length - len(prompt) :] = True
+    return Prompt(jnp.asarray(tokens), jnp.asarray(valid))
+
+
+def prompts_of(config, lengths, seed: int) -> list[np.ndarray]:
+    """Random prompts; those with room for it hold [MASK] and EOS."""
+    random = np.random.default_rng(seed)
+    prompts = [random.integers(0, config.vocab_size, length) for length in lengths]
+    for prompt in prompts:
+        if len(prompt) > 3:
+            prompt[1], prompt[-2] = config.mask_id, config.eos_id
+    return prompts
+
+
+LENGTHS = (1, 4, 9, 7)
+ALONE, RAGGED = 9, 13  # prompt slots; the longest prompt has no pads alone, every prompt has some in the batch
+KEYS = jax.random.split(jax.random.key(7), len(LENGTHS))
+
+
+def ragged_prompts(family: str, seed: int = 0) -> list[np.ndarray]:
+    return prompts_of(FAMILIES[family].config, LENGTHS, seed)
+
+
+def decode_rows(family: str, name: str, rows, length: int, seed: int = 0, garbage: int = 0, params_seed: int = 1):
+    """Decodes rows of the ragged scenario as one batch with their own keys; the output as NumPy arrays."""
+    decode, prompts = decoder(family, name), ragged_prompts(family, seed)
+    params = lively_params(FAMILIES[family], params_seed)
+    state = decode.init(KEYS[jnp.array(rows)], length)
+    output, _ = decode(params, state, pad([prompts[row] for row in rows], length, garbage))
+    return jax.tree.map(np.asarray, output)
+
+
+decode_once = functools.cache(decode_rows)
+"""`decode_rows`, remembered; rows as a tuple."""
+
+EVERYONE = tuple(range(len(LENGTHS)))
+
+
+def host(tree):
+    """The tree in NumPy; random keys as their data."""
+    is_key = lambda leaf: jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    return jax.tree.map(lambda leaf: np.array(jax.random.key_data(leaf) if is_key(leaf) else leaf), tree)
+
+
+def assert_same_tree(ours, theirs, atol: float = 0.0) -> None:
+    """Integers exactly, floats within `atol`."""
+    assert jax.tree.structure(ours) == jax.tree.structure(theirs)
+    for (path, a), b in zip(jax.tree_util.tree_leaves_with_path(ours), jax.tree.leaves(theirs), strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=atol if a.dtype.kind == "f" else 0, err_msg=str(path))
