@@ -16,7 +16,6 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from polestar_jax import load, make_decode, methods
 from polestar_jax.cli import main
 from polestar_jax.commands.method_arguments import describe_method, field_readers, parse_method, parse_methods
-from polestar_jax.loading import embedded_names
 
 COMMITS = {"confidence", "drift", "forced", "suffix"}
 IDS = "5,17,9"
@@ -213,7 +212,6 @@ def test_lists_of_methods():
     assert [choice.name for choice in parse_methods("all")] == list(methods.METHODS)
 
 
-@pytest.mark.skipif("polestar-tiny" not in embedded_names(), reason="the embedded checkpoint is not built")
 def test_demo(tmp_path: Path, capsys):
     target, plot = tmp_path / "demo.json", tmp_path / "demo.png"
     words = ["--items", "4", "--methods", "parallel,polestar", "--json", str(target), "--plot", str(plot)]

@@ -316,7 +316,8 @@ def test_vocabulary_of_weights_and_config_differ(folder: Path):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"mask_token_id": 300, "eos_token_id": -1}, ["mask_token_id=300", "eos_token_id=-1", "vocabulary of 300"]),
+        ({"mask_token_id": 300, "eos_token_id": 305}, ["mask_token_id=300", "eos_token_id=305", "vocabulary of 300"]),
+        ({"eos_token_id": -1, "d_model": "64", "n_heads": 0}, ["eos_token_id=-1", "d_model='64'", "n_heads=0"]),
         ({"embedding_size": 256, "mask_token_id": 9, "eos_token_id": 8}, ["embedding_size=256", "vocab_size=300"]),
         ({"model_type": "Dream"}, ["model_type='Dream'", "'llada'"]),
         ({"model_type": ...}, ["model_type=None", "'llada'"]),

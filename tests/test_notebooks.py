@@ -9,13 +9,10 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-from polestar_jax.loading import embedded_names
-
 NOTEBOOKS = sorted((Path(__file__).parents[1] / "notebooks").glob("*.ipynb"))
 
 
 @pytest.mark.filterwarnings("default")  # the messaging libraries warn about themselves
-@pytest.mark.skipif("polestar-tiny" not in embedded_names(), reason="the embedded checkpoint is not built")
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_runs(path: Path, monkeypatch):
     cache = Path(__file__).parents[1] / ".cache" / "jax"
