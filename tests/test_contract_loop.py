@@ -1,4 +1,4 @@
-"""One loop in many clothes: jitted or eager, in one go or forward by forward, reused, interleaved (contract 4)."""
+"""One loop in many clothes: in one go or forward by forward, reused, interleaved, donated (contract 4)."""
 
 import functools
 import re

@@ -67,7 +67,7 @@ PROGRAMS = {
     "narrow": Program(20, 5, NARROW, ((0, 4), (9,), (10,), (11,))),
 }
 SLOW = {
-    "wide": Program(32, 16, {"format": "nvfp4"}, ((8, 16), (1, 9), (10,), (7,))),
+    "wide": Program(32, 16, {"format": "nvfp4"}, ((8, 16), (5, 9), (10,), (7,))),
     "direct": Program(24, 8, {"format": "nvfp4", "residual": False}, ((8,), (1,), (10,), (7,))),
 }
 

@@ -90,19 +90,20 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def _table(title: str, results: list[dict[str, Any]]) -> "Table":
+    from rich import box
     from rich.table import Table
 
-    table = Table(title=title)
-    for name in ("method", "positions\n/ forward", *(f"{kind}\nms" for kind in _KINDS), "rows (run)\n/ forward"):
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
+    for name in ("method", "positions\n/forward", *(f"{kind}\nms" for kind in _KINDS), "rows (run)\n/forward"):
         table.add_column(name, justify="left" if name == "method" else "right", no_wrap=True)
-    table.add_column("entries'\ntime", justify="right")
-    table.add_column("TPS", justify="right")
+    table.add_column("time in\nentries", justify="right", no_wrap=True)
+    table.add_column("TPS", justify="right", no_wrap=True)
     for result in results:
         table.add_row(
             result["method"] + (" *" if result["scaled"] else ""),
             f"{result['positions_per_forward']:.2f}",
             *(_milliseconds(result["ms"], kind) for kind in _KINDS),
-            f"{result['rows']:.1f} ({result['rows_executed']:.1f})",
+            f"{result['rows']:.0f} ({result['rows_executed']:.0f})",
             f"{result['entry_share']:.0%}",
             f"{result['tps']:.1f}",
         )
@@ -114,7 +115,9 @@ def _milliseconds(kinds: dict[str, dict[str, float]], kind: str) -> str:
     lines = []
     for name, stats in kinds.items():
         if name.split()[-1] == kind or (name == "full" and kind == "step"):
-            spread = (stats["q3"] - stats["q1"]) / 2
-            variant = f"{name.split()[0]} " if name.endswith(" entry") else ""
-            lines.append(f"{variant}{stats['median']:.1f} ±{spread:.1f}")
+            digits = 0 if stats["median"] >= 100 else 1
+            if name.endswith(" entry"):  # two kinds in a column: their spread is in the JSON only
+                lines.append(f"{name.split()[0]} {stats['median']:.{digits}f}")
+            else:
+                lines.append(f"{stats['median']:.{digits}f} ±{(stats['q3'] - stats['q1']) / 2:.{digits}f}")
     return "\n".join(lines)
