@@ -103,7 +103,7 @@ def _table(title: str, results: list[dict[str, Any]]) -> "Table":
             result["method"] + (" *" if result["scaled"] else ""),
             f"{result['positions_per_forward']:.2f}",
             *(_milliseconds(result["ms"], kind) for kind in _KINDS),
-            f"{result['rows']:.0f} ({result['rows_executed']:.0f})",
+            f"{result['rows']:.0f} ({result['rows_executed']:.0f})".replace(f" ({result['rows']:.0f})", ""),
             f"{result['entry_share']:.0%}",
             f"{result['tps']:.1f}",
         )
