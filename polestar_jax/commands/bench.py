@@ -93,7 +93,7 @@ def _table(title: str, results: list[dict[str, Any]]) -> "Table":
     from rich import box
     from rich.table import Table
 
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, show_edge=False, padding=0)
     for name in ("method", "positions\n/forward", *(f"{kind}\nms" for kind in _KINDS), "rows (run)\n/forward"):
         table.add_column(name, justify="left" if name == "method" else "right", no_wrap=True)
     table.add_column("time in\nentries", justify="right", no_wrap=True)
