@@ -84,7 +84,7 @@ def compile_plan(decode: Decode, gpu: str, prompt_length: int, batch: int = 1) -
     topology = topologies.get_topology_desc(gpu, platform="cuda", target_config=target, topology="1x1x1")
     mesh = Mesh(np.array(topology.devices).reshape(-1), ("device",))
     place = NamedSharding(mesh, PartitionSpec())
-    params = decode.model.abstract_params()  # type: ignore[attr-defined]
+    params = decode.model.abstract_params()
     with jax.set_mesh(mesh):
         begin = time.perf_counter()
         lowered = lower_decode(decode, params, prompt_length, batch, place)
