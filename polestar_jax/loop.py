@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from polestar_jax.head import predict
 from polestar_jax.prompts import new_canvas
-from polestar_jax.rows import iota, put_rows
+from polestar_jax.rows import iota, put_rows, replace_mine
 from polestar_jax.types import (
     NO_FORWARD,
     NOTHING,
@@ -78,15 +78,6 @@ def _doubled(tree):
     return jax.tree.map(lambda leaf: jnp.concatenate([leaf, leaf]), tree)
 
 
-def _freeze(mine: jax.Array, old, new):
-    """`new` in the batch rows that are `mine`, else `old`; a leaf that nobody touched is not copied."""
-
-    def pick(a: jax.Array, b: jax.Array) -> jax.Array:
-        return a if a is b else jnp.where(mine.reshape((-1,) + (1,) * (a.ndim - 1)), b, a)
-
-    return jax.tree.map(pick, old, new)
-
-
 def _forward(spec: Spec, method: Method, params, state: DecodeState, scope: Scope, live: jax.Array):
     """Runs the cheapest kind of forward that a live row wants, for the rows that want it; the others wait.
 
@@ -154,9 +145,9 @@ def step(spec: Spec, method: Method, params, state: DecodeState) -> tuple[Decode
         forwards=state.forwards + mine,
         stopped=state.stopped | commits.stop,
         canvas=canvas,
-        schedule=_freeze(mine, state.schedule, schedule),
-        cache=_freeze(several(mine), cache, observed),
-        rule=_freeze(mine, state.rule, rule),
+        schedule=replace_mine(mine, state.schedule, schedule),
+        cache=replace_mine(several(mine), cache, observed),
+        rule=replace_mine(mine, state.rule, rule),
         log=_record(state.log, entry, state.forwards, mine),
     )
     return state, entry

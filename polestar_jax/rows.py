@@ -127,8 +127,11 @@ def forward_canvas(
 
 
 def replace_mine[Tree](mine: jax.Array, old: Tree, new: Tree) -> Tree:
-    """`new` where the batch row is `mine` `[B]`, else `old`; every leaf leads with B."""
-    pick = lambda a, b: jnp.where(mine.reshape((-1,) + (1,) * (a.ndim - 1)), b.astype(a.dtype), a)
+    """`new` where the batch row is `mine` `[B]`, else `old`; every leaf leads with B, and one that is not new stays."""
+
+    def pick(a: jax.Array, b: jax.Array) -> jax.Array:
+        return a if a is b else jnp.where(mine.reshape((-1,) + (1,) * (a.ndim - 1)), b.astype(a.dtype), a)
+
     return jax.tree.map(pick, old, new)
 
 
