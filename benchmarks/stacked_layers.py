@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from models.llada import LLaDA, LLaDAConfig
+from models.transformer import Config, Transformer
 from polestar_jax.attention import attend, empty_cache, project_rows, write_cache
 from polestar_jax.benchmark import SHAPES
 from polestar_jax.environment import describe_environment, format_environment
@@ -34,7 +34,7 @@ def make_step(spec: Spec, canvas: Canvas, rows: RowSet):
 
 def make_stacked_step(spec: Spec, canvas: Canvas, rows: RowSet):
     """The same with layers stacked on axis 0 of every leaf, keys and values too."""
-    one = LLaDA(dataclasses.replace(spec.model.config, layers=1))
+    one = Transformer(dataclasses.replace(spec.model.config, layers=1))
 
     def step(params, keys, values):
         def layer_step(hidden, layer):
@@ -58,7 +58,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=20)
     options = parser.parse_args()
     shape = SHAPES[options.shape]
-    model = LLaDA(LLaDAConfig(**shape.model))
+    model = Transformer(Config(family="llada", **shape.model))
     params = model.init(jax.random.key(0))
     spec = Spec(model, 1, shape.prompt_length, shape.gen_length, shape.block_length, frozenset())
     tokens = jax.random.randint(jax.random.key(1), (1, spec.length), 0, model.config.eos_id, jnp.int32)

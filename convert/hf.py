@@ -9,23 +9,27 @@ from typing import Any
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from convert.names import LLADA, LLAMA, Naming, choose, flatten, unflatten
+from convert.names import DREAM, LLADA, LLAMA, Naming, choose, flatten, unflatten
 from convert.shards import Entry, read, read_json, scan
-from models.llada import LLaDA, LLaDAConfig, Params, read_config
+from models import dream, llada
+from models.transformer import Config, Params, Transformer
+
+FAMILIES = {"llada": (llada.read_config, (LLADA, LLAMA)), "Dream": (dream.read_config, (DREAM,))}
+"""By `model_type`: the reader of its config, and the names that its tensors may have."""
 
 _WEIGHT_DTYPES = {"F32": "float32", "BF16": "bfloat16"}
 _HALF = "F16"
 
 
-def load_hf(folder: str | os.PathLike[str], *, dtype: DTypeLike | None = None) -> tuple[LLaDA, Params]:
-    """Loads a LLaDA checkpoint from a Hugging Face folder.
+def load_hf(folder: str | os.PathLike[str], *, dtype: DTypeLike | None = None) -> tuple[Transformer, Params]:
+    """Loads a LLaDA or Dream checkpoint from a Hugging Face folder.
 
     Config, names, shapes and dtypes are all checked before the first weight is read. Weights are then read one tensor
     at a time, so that host memory beyond the result stays near the largest tensor.
 
     Args:
       folder: holds `config.json` and `model.safetensors`, or shards with `model.safetensors.index.json`. Tensors may
-        have LLaDA's own names or the LLaMA-like ones of LLaDA-V.
+        have LLaDA's own names, the LLaMA-like ones of LLaDA-V, or Dream's.
       dtype: of the parameters, float32 or bfloat16; None keeps that of the file.
 
     Returns:
@@ -39,10 +43,10 @@ def load_hf(folder: str | os.PathLike[str], *, dtype: DTypeLike | None = None) -
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder} is not a folder: give the path of a downloaded Hugging Face checkpoint")
     wanted = None if dtype is None else _dtype_name(dtype)
-    config = _config(folder, read_json(folder / "config.json"))
+    config, namings = _config(folder, read_json(folder / "config.json"))
     entries, problems = scan(folder)
-    abstract = flatten(LLaDA(config).abstract_params())
-    naming = choose((LLADA, LLAMA), abstract, entries)
+    abstract = flatten(Transformer(config).abstract_params())
+    naming = choose(namings, abstract, entries)
     tied_head = entries.get(naming.source("head.weight")) if config.tied else None
     if tied_head:
         abstract["head.weight"] = abstract["embedding"]
@@ -55,7 +59,7 @@ def load_hf(folder: str | os.PathLike[str], *, dtype: DTypeLike | None = None) -
         raise ValueError(f"{folder} cannot be loaded, its tensors do not fit its config.json:\n  {listing}")
 
     config = dataclasses.replace(config, dtype=wanted or _WEIGHT_DTYPES[stored[0].dtype])
-    model = LLaDA(config)
+    model = Transformer(config)
     # Cast on the host: the device then never holds a weight in two dtypes.
     leaves = {
         sources[entry.name]: jnp.asarray(values.astype(jnp.dtype(config.dtype), copy=False))
@@ -76,12 +80,14 @@ def _dtype_name(dtype: DTypeLike) -> str:
     return name
 
 
-def _config(folder: Path, fields: Mapping[str, Any]) -> LLaDAConfig:
-    """Reads the config, and checks the ids and sizes of the vocabulary that it names."""
+def _config(folder: Path, fields: Mapping[str, Any]) -> tuple[Config, tuple[Naming, ...]]:
+    """The config, checked against its own vocabulary, and the names that the tensors may have."""
     file = folder / "config.json"
     family = fields.get("model_type")
-    if family != "llada":
-        raise ValueError(f"{file} says model_type={family!r}: only LLaDA checkpoints ('llada') can be loaded")
+    if family not in FAMILIES:
+        known = " and ".join(map(repr, FAMILIES))
+        raise ValueError(f"{file} says model_type={family!r}: only checkpoints of {known} can be loaded")
+    read_config, namings = FAMILIES[family]
     try:
         config = read_config(fields)
     except ValueError as error:
@@ -96,11 +102,11 @@ def _config(folder: Path, fields: Mapping[str, Any]) -> LLaDAConfig:
         problems.append(f"embedding_size={config.vocab_size} is less than vocab_size={fields['vocab_size']}")
     if problems:
         raise ValueError(f"{file}: {'; '.join(problems)}: it belongs to another vocabulary than its own sizes say")
-    return config
+    return config, namings
 
 
 def _problems(
-    naming: Naming, entries: Mapping[str, Entry], expected: Mapping[str, tuple[int, ...]], config: LLaDAConfig
+    naming: Naming, entries: Mapping[str, Entry], expected: Mapping[str, tuple[int, ...]], config: Config
 ) -> list[str]:
     """A line for every tensor that is missing, unexpected or of another shape than the config asks for."""
     problems = [f"missing: {name} {list(shape)}" for name, shape in expected.items() if name not in entries]

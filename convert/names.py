@@ -72,6 +72,16 @@ LLAMA = Naming(
     },
 )
 
+DREAM = Naming(
+    "Dream",
+    {
+        **LLAMA.table,
+        "layers.{}.query.bias": "model.layers.{}.self_attn.q_proj.bias",
+        "layers.{}.key.bias": "model.layers.{}.self_attn.k_proj.bias",
+        "layers.{}.value.bias": "model.layers.{}.self_attn.v_proj.bias",
+    },
+)
+
 
 def flatten(params: Mapping[str, Any]) -> dict[str, Any]:
     """The leaves of a nested dict of parameters by dotted path."""

@@ -1,8 +1,9 @@
 """Published models by name: their shapes, for plans and tests that need no weights."""
 
-from models.llada import LLaDA, LLaDAConfig
+from models.transformer import Config, Transformer
 
-LLADA_8B = LLaDAConfig(
+LLADA_8B = Config(
+    family="llada",
     vocab_size=126464,
     model_size=4096,
     layers=32,
@@ -17,4 +18,4 @@ LLADA_8B = LLaDAConfig(
     dtype="bfloat16",
 )
 
-PUBLISHED = {"llada-8b": LLaDA(LLADA_8B)}
+PUBLISHED = {"llada-8b": Transformer(LLADA_8B)}

@@ -24,7 +24,7 @@ class Shape:
     """Sizes of a benchmark: a LLaDA of random weights and one request.
 
     Attributes:
-      model: fields of `models.llada.LLaDAConfig`.
+      model: fields of `models.transformer.Config`.
       prompt_length, gen_length, block_length: P, G, S.
     """
 

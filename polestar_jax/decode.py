@@ -19,7 +19,7 @@ def make_decode(model: Model, method: Method, *, gen_length: int) -> "Decode":
     """A decoder of `gen_length` tokens.
 
     Args:
-      model: a model adapter such as `models.llada.LLaDA`.
+      model: a model adapter such as `models.transformer.Transformer`.
       method: such as `polestar_jax.methods.polestar()`. Its numbers are arguments of the compiled program: a decode
         with other numbers reuses it.
       gen_length: G.

@@ -11,12 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from models.llada import LLaDA, LLaDAConfig
+from models.transformer import Config, Transformer
 from polestar_jax import Prompt, make_decode, methods
 
 GEN_LENGTH, BLOCK_LENGTH = 16, 4
 
-TINY = LLaDAConfig(
+TINY = Config(
+    family="llada",
     vocab_size=40,
     model_size=32,
     layers=2,
@@ -30,7 +31,7 @@ TINY = LLaDAConfig(
     eos_id=38,
 )
 
-FAMILIES = {"llada": LLaDA(TINY)}
+FAMILIES = {"llada": Transformer(TINY)}
 
 _GATE = {"tau": 0.8, "alpha": 2.0, "suffix_tau": 0.5}  # random weights are less sure of themselves than trained ones
 METHODS = {

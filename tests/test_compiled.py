@@ -9,13 +9,14 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from models.llada import LLaDA, LLaDAConfig
+from models.transformer import Config, Transformer
 from polestar_jax import hlo, make_decode, methods
 from polestar_jax.aot import copied_weights
 from polestar_jax.decode import lower_decode
 
 # Sizes that no activation shares, so that a shape names a weight.
-CONFIG = LLaDAConfig(
+CONFIG = Config(
+    family="llada",
     vocab_size=421,
     model_size=112,
     layers=3,
@@ -31,7 +32,7 @@ CONFIG = LLaDAConfig(
 
 
 def compile_text(method, config=CONFIG) -> str:
-    decode = make_decode(LLaDA(config), method, gen_length=32)
+    decode = make_decode(Transformer(config), method, gen_length=32)
     return lower_decode(decode, decode.model.abstract_params(), prompt_length=20).compile().as_text()
 
 
@@ -43,7 +44,7 @@ def polestar_text() -> str:
 def test_each_weight_is_read_in_place(polestar_text):
     program = hlo.parse(polestar_text)
     assert len(program.decode_branches()) == 4
-    assert copied_weights(program, LLaDA(CONFIG).abstract_params()) == []
+    assert copied_weights(program, Transformer(CONFIG).abstract_params()) == []
 
 
 def test_a_copied_weight_is_seen():
@@ -51,7 +52,7 @@ def test_a_copied_weight_is_seen():
     weights = jax.ShapeDtypeStruct((3, 240, 112), jnp.float32)
     run = lambda x, stacked: jax.lax.scan(lambda x, weight: (jnp.tanh(x @ weight.T @ weight), None), x, stacked)[0]
     text = jax.jit(run).lower(jax.ShapeDtypeStruct((5, 112), jnp.float32), weights).compile().as_text()
-    assert copied_weights(hlo.parse(text), LLaDA(CONFIG).abstract_params())
+    assert copied_weights(hlo.parse(text), Transformer(CONFIG).abstract_params())
 
 
 def test_the_loop_holds_no_host_callback(polestar_text):

@@ -14,11 +14,11 @@ import pytest
 from methods_table import TINY, lively_params, pad, prompts_of
 from oracles import polestar as oracle
 
-from models.llada import LLaDA
+from models.transformer import Transformer
 from polestar_jax import make_decode, methods
 
 MARGIN = 1e-4
-MODEL = LLaDA(dataclasses.replace(TINY, layers=3))  # a packet in the middle is neither the first nor the last
+MODEL = Transformer(dataclasses.replace(TINY, layers=3))  # a packet in the middle is neither the first nor the last
 KINDS = ("step", "refresh", "window entry", "full entry")
 LENGTHS, LONGEST = (3, 14, 8), 15
 

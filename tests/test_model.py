@@ -1,4 +1,4 @@
-"""LLaDA in Flax against the recorded torch runs, and the properties that every cache policy builds on."""
+"""LLaDA and Dream in Flax against the recorded torch runs, and the properties that every cache policy builds on."""
 
 import dataclasses
 import functools
@@ -11,25 +11,24 @@ import numpy as np
 import pytest
 
 from convert import load_hf
-from models.llada import LLaDA
+from models.transformer import Transformer
 
 TOLERANCE = 2e-4
-LLADA = pytest.mark.parametrize("name", ["llada_mha", "llada_gqa"])
+NAMES = ("llada_mha", "llada_gqa", "dream_gqa", "dream_long")
+EACH = pytest.mark.parametrize("name", NAMES)
 
 
 @pytest.fixture(scope="module")
 def loaded(golden: Path):
     """Model, params and recorded arrays of each checkpoint."""
-    return {
-        name: (*load_hf(golden / name), np.load(golden / name / "arrays.npz")) for name in ("llada_mha", "llada_gqa")
-    }
+    return {name: (*load_hf(golden / name), np.load(golden / name / "arrays.npz")) for name in NAMES}
 
 
-call = jax.jit(LLaDA.__call__, static_argnums=0)
+call = jax.jit(Transformer.__call__, static_argnums=0)
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def by_layers(model: LLaDA, params, tokens):
+def by_layers(model: Transformer, params, tokens):
     """Inputs of every layer, layer 0's keys and values, logits: by the functions that a cache policy uses."""
     positions = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
     hidden, first = [model.embed(params, tokens)], None
@@ -46,7 +45,7 @@ def close(actual, expected, tolerance=TOLERANCE):
     np.testing.assert_allclose(np.asarray(actual, np.float32), expected, rtol=0, atol=tolerance)
 
 
-@LLADA
+@EACH
 def test_whole_forward_equals_the_recorded_one(loaded, name: str):
     model, params, recorded = loaded[name]
     logits = call(model, params, jnp.asarray(recorded["forward/ids"])[None])
@@ -54,7 +53,7 @@ def test_whole_forward_equals_the_recorded_one(loaded, name: str):
     close(logits, recorded["forward/logits"])
 
 
-@LLADA
+@EACH
 def test_every_layer_equals_the_recorded_one(loaded, name: str):
     model, params, recorded = loaded[name]
     tokens = jnp.asarray(recorded["forward/ids"])[None]
@@ -62,19 +61,24 @@ def test_every_layer_equals_the_recorded_one(loaded, name: str):
     for layer in range(model.config.layers):
         close(hidden[layer], recorded[f"forward/hidden_{layer}"])
     close(logits, recorded["forward/logits"])
-    close(jnp.swapaxes(key, 1, 2), recorded["forward/k0_cached"])
-    close(jnp.swapaxes(value, 1, 2), recorded["forward/v0_cached"])
+    # The original LLaDA caches heads first, the original Dream heads last and merged.
+    layout = (
+        (lambda x: jnp.swapaxes(x, 1, 2)) if model.config.family == "llada" else lambda x: x.reshape(*x.shape[:2], -1)
+    )
+    close(layout(key), recorded["forward/k0_cached"])
+    close(layout(value), recorded["forward/v0_cached"])
 
 
-@LLADA
+@EACH
 def test_last_forward_of_a_recorded_run(loaded, name: str, golden: Path):
     model, params, recorded = loaded[name]
     runs = json.loads((golden / name / "runs.json").read_text())["runs"]
-    tokens = jnp.asarray(runs["official_steps=G"]["input_of_each_forward"][-1], jnp.int32)[None]
-    close(call(model, params, tokens)[0], recorded["official_steps=G/last_logits"])
+    run = "official_steps=G" if model.config.family == "llada" else "plain_entropy_steps=G"
+    tokens = jnp.asarray(runs[run]["input_of_each_forward"][-1], jnp.int32)[None]
+    close(call(model, params, tokens)[0], recorded[f"{run}/last_logits"])
 
 
-@LLADA
+@EACH
 def test_bfloat16_is_near_float32(golden: Path, loaded, name: str):
     _, _, recorded = loaded[name]
     model, params = load_hf(golden / name, dtype="bfloat16")
@@ -113,7 +117,7 @@ def test_random_parameters_have_the_tree_that_conversion_makes(loaded):
 
 def test_tied_head_reads_the_embedding(loaded):
     model, params, _ = loaded["llada_mha"]
-    tied = LLaDA(dataclasses.replace(model.config, tied=True))
+    tied = Transformer(dataclasses.replace(model.config, tied=True))
     hidden = jax.random.normal(jax.random.key(2), (1, 3, 64))
     shared = {**params, "head": {"weight": params["embedding"]}}
     own = {name: value for name, value in params.items() if name != "head"}

@@ -7,8 +7,9 @@ import jax
 import numpy as np
 import pytest
 
+from convert import load_hf
 from models.embedded import tasks
-from models.embedded.checkpoint import decode_text, encode, load_checkpoint, make_tokenizer
+from models.embedded.checkpoint import decode_text, encode, make_tokenizer
 from models.embedded.train import Recipe, draw_masks, make_model, train
 
 SHIPPED = Path(__file__).parents[1] / "models" / "embedded" / "polestar-tiny"
@@ -131,8 +132,8 @@ def test_a_resumed_run_makes_the_parameters_of_an_uninterrupted_one(tmp_path):
     whole = train(MICRO, tmp_path / "whole")
     train(MICRO, tmp_path / "parts", until=2)
     parts = train(MICRO, tmp_path / "parts", resume=True)
-    config, loaded = load_checkpoint(tmp_path / "whole")
-    assert config == make_model(MICRO).config
+    model, loaded = load_hf(tmp_path / "whole")
+    assert model.config == make_model(MICRO).config
     assert jax.tree.structure(loaded) == jax.tree.structure(whole)
     for a, b, c in zip(jax.tree.leaves(whole), jax.tree.leaves(parts), jax.tree.leaves(loaded), strict=True):
         np.testing.assert_array_equal(a, b)
@@ -140,7 +141,7 @@ def test_a_resumed_run_makes_the_parameters_of_an_uninterrupted_one(tmp_path):
 
 
 def test_the_shipped_checkpoint_is_this_vocabulary_and_model():
-    config, _ = load_checkpoint(SHIPPED)
-    assert config == make_model(Recipe()).config
+    model, _ = load_hf(SHIPPED)
+    assert model.config == make_model(Recipe()).config
     assert (SHIPPED / "tokenizer.json").read_text() == make_tokenizer().to_str(pretty=True)
     assert sum(path.stat().st_size for path in SHIPPED.iterdir()) <= 12e6

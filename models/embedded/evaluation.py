@@ -9,12 +9,18 @@ import numpy as np
 
 from models.embedded import tasks
 from models.embedded.checkpoint import BLOCK, MASK_ID, decode_text, encode
-from models.llada import LLaDA, Params
+from models.transformer import Params, Transformer
+
+
+def predicted(model: Transformer, params: Params, tokens: jax.Array, valid: jax.Array) -> jax.Array:
+    """Logits `[B, N, V]` at the positions that they predict; the first `shift` positions are predicted by nobody."""
+    logits = model(params, tokens, valid)
+    return jnp.pad(logits, ((0, 0), (model.shift, 0), (0, 0)))[:, : tokens.shape[1]]
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def decode(
-    model: LLaDA, params: Params, tokens: jax.Array, valid: jax.Array, threshold: jax.Array
+    model: Transformer, params: Params, tokens: jax.Array, valid: jax.Array, threshold: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """Block-wise decoding without a cache: commits what is surer than `threshold`, and the surest of each row.
 
@@ -28,7 +34,7 @@ def decode(
         tokens, steps = carry
         masked = (tokens == MASK_ID) & (place >= 0)
         block = jnp.min(jnp.where(masked, place // BLOCK, place.size), axis=1, keepdims=True)
-        probabilities = jax.nn.softmax(model(params, tokens, valid).at[..., MASK_ID].set(-jnp.inf))
+        probabilities = jax.nn.softmax(predicted(model, params, tokens, valid).at[..., MASK_ID].set(-jnp.inf))
         sure = jnp.where(masked & (place // BLOCK == block), probabilities.max(axis=-1), -1.0)
         chosen = (sure > threshold) | ((sure == sure.max(axis=1, keepdims=True)) & (sure >= 0))
         return jnp.where(chosen, probabilities.argmax(axis=-1), tokens), steps + 1
@@ -39,7 +45,7 @@ def decode(
 
 
 def evaluate(
-    model: LLaDA, params: Params, items: Sequence[tasks.Item], threshold: float, batch: int = 64
+    model: Transformer, params: Params, items: Sequence[tasks.Item], threshold: float, batch: int = 64
 ) -> dict[str, float]:
     """Share of right final answers per task, and forward passes per batch of `batch` items."""
     right: dict[str, list[bool]] = {}

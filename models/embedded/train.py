@@ -1,6 +1,7 @@
-"""Trains the embedded checkpoint as a masked diffusion model and writes it in the HF LLaDA format.
+"""Trains an embedded checkpoint as a masked diffusion model and writes it in the Hugging Face format of its family.
 
-    python -m models.embedded.train --out runs/tiny --steps 4000 [--resume]
+    python -m models.embedded.train --out runs/tiny --steps 8000 [--resume]
+    python -m models.embedded.train --out runs/dream --family dream --steps 8000
     python -m models.embedded.train --out models/embedded/polestar-tiny --evaluate
 
 A step depends on nothing but the parameters, the optimizer state and the number of the step, so a resumed run makes the
@@ -23,11 +24,12 @@ import numpy as np
 import optax
 import optax.contrib
 
+from convert import load_hf
 from models.embedded import tasks
-from models.embedded.checkpoint import BLOCK, EOS_ID, MASK_ID, encode, load_checkpoint, replacing, save_checkpoint
-from models.embedded.evaluation import evaluate
+from models.embedded.checkpoint import BLOCK, EOS_ID, MASK_ID, encode, replacing, save_checkpoint
+from models.embedded.evaluation import evaluate, predicted
 from models.embedded.initial import make_params
-from models.llada import LLaDA, LLaDAConfig, Params
+from models.transformer import Config, Params, Transformer
 
 EQUALS_ID = tasks.VOCABULARY.index("=")
 Batch = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]  # tokens, valid, masked, weights
@@ -41,6 +43,7 @@ class Recipe:
     Attributes:
       steps: of the whole run; the cosine of the learning rate ends there.
       batch: sequences per step.
+      family: "llada" or "dream"; dream has half as many key heads, biases, and logits of the next position.
       model_size, layers, heads, feed_forward: the model's shapes.
       muon_rate: learning rate of the layers' matrices at the peak.
       adam_rate: learning rate of everything else at the peak.
@@ -57,6 +60,7 @@ class Recipe:
 
     steps: int = 4_000
     batch: int = 32
+    family: str = "llada"
     model_size: int = 128
     layers: int = 4
     heads: int = 4
@@ -127,7 +131,7 @@ def make_optimizer(recipe: Recipe) -> optax.GradientTransformation:
     return optax.chain(optax.clip_by_global_norm(1.0), optax.partition({"muon": muon, "adam": adam}, labels))
 
 
-def make_step(model: LLaDA, recipe: Recipe) -> Callable[[State, jax.Array, Batch], tuple[State, jax.Array]]:
+def make_step(model: Transformer, recipe: Recipe) -> Callable[[State, jax.Array, Batch], tuple[State, jax.Array]]:
     """The jitted training step: `(state, step, batch) -> (state, loss)`."""
     optimizer = make_optimizer(recipe)
 
@@ -135,7 +139,7 @@ def make_step(model: LLaDA, recipe: Recipe) -> Callable[[State, jax.Array, Batch
         tokens, valid, masked, weights = map(jnp.asarray, batch)
         answers = tokens[:, tasks.PROMPT_LENGTH :]
         shown = tokens.at[:, tasks.PROMPT_LENGTH :].set(jnp.where(masked, MASK_ID, answers))
-        logits = model(params, shown, valid)[:, tasks.PROMPT_LENGTH :]
+        logits = predicted(model, params, shown, valid)[:, tasks.PROMPT_LENGTH :]
         losses = optax.softmax_cross_entropy_with_integer_labels(logits, answers)
         return (losses * weights).sum() / weights.sum()
 
@@ -151,21 +155,26 @@ def make_step(model: LLaDA, recipe: Recipe) -> Callable[[State, jax.Array, Batch
     return advance
 
 
-def make_model(recipe: Recipe) -> LLaDA:
+def make_model(recipe: Recipe) -> Transformer:
     """The model of a recipe, its parameters not yet made."""
-    return LLaDA(
-        LLaDAConfig(
+    dream = recipe.family == "dream"
+    return Transformer(
+        Config(
+            family=recipe.family,
             vocab_size=len(tasks.VOCABULARY),
             model_size=recipe.model_size,
             layers=recipe.layers,
             heads=recipe.heads,
-            kv_heads=recipe.heads,
+            kv_heads=recipe.heads // 2 if dream else recipe.heads,
             feed_forward=recipe.feed_forward,
             max_length=128,
             rope_theta=100.0,
             epsilon=1e-5,
             mask_id=MASK_ID,
             eos_id=EOS_ID,
+            bias=dream,
+            shift=int(dream),
+            wide_rotary=not dream,
         )
     )
 
@@ -237,6 +246,7 @@ def main() -> None:
     """Command line; see the top of the file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder of the checkpoint, the state and the log")
+    parser.add_argument("--family", choices=("llada", "dream"), default=Recipe.family, help="of the model")
     parser.add_argument("--steps", type=int, default=Recipe.steps, help="length of the schedule")
     parser.add_argument("--batch", type=int, default=Recipe.batch, help="sequences per step")
     parser.add_argument("--muon-rate", type=float, default=Recipe.muon_rate, help="learning rate of the matrices")
@@ -250,6 +260,7 @@ def main() -> None:
     if not options.evaluate:
         recipe = Recipe(
             steps=options.steps,
+            family=options.family,
             batch=options.batch,
             muon_rate=options.muon_rate,
             adam_rate=options.adam_rate,
@@ -257,10 +268,10 @@ def main() -> None:
         )
         train(recipe, options.out, resume=options.resume, until=options.until)
         return
-    config, params = load_checkpoint(options.out)
+    model, params = load_hf(options.out)
     items = tasks.make_items("heldout", options.items, seed=2)
     for threshold in (2.0, 0.9):
-        result = evaluate(LLaDA(config), params, items, threshold)
+        result = evaluate(model, params, items, threshold)
         print(json.dumps({"threshold": threshold, "items": len(items)} | result), flush=True)
 
 

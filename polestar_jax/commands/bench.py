@@ -45,14 +45,14 @@ def run(arguments: argparse.Namespace) -> None:
     import numpy as np
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from models.llada import LLaDA, LLaDAConfig
+    from models.transformer import Config, Transformer
     from polestar_jax import benchmark
     from polestar_jax.commands.method_arguments import parse_methods
     from polestar_jax.environment import describe_environment, format_environment
 
     console, notes = make_consoles(arguments.json)
     shape = benchmark.SHAPES[arguments.shape]
-    model = LLaDA(LLaDAConfig(**shape.model))
+    model = Transformer(Config(family="llada", **shape.model))
     params = model.init(jax.random.key(arguments.seed))
     count = sum(leaf.size for leaf in jax.tree.leaves(params))
     ids = np.random.default_rng(arguments.seed).integers(0, model.config.eos_id, (1, shape.prompt_length))
