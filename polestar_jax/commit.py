@@ -112,6 +112,13 @@ class Factor(_Rule):
         return state, commit_rows(prediction, code, spec.length)
 
 
+def confidence_rule(threshold: float | None, factor: float | None) -> Threshold | Factor:
+    """The rule that one of the two numbers asks for; a threshold of 0.9 if neither is given."""
+    if threshold is not None and factor is not None:
+        raise ValueError(f"threshold={threshold} and factor={factor} exclude each other; give one")
+    return Threshold(0.9 if threshold is None else threshold) if factor is None else Factor(factor)
+
+
 @pytree
 class Quota(_Rule):
     """LLaDA's fixed schedule: the masks of a block at its entry, spread evenly over the block's forwards.

@@ -62,9 +62,8 @@ def test_every_layer_equals_the_recorded_one(loaded, name: str):
         close(hidden[layer], recorded[f"forward/hidden_{layer}"])
     close(logits, recorded["forward/logits"])
     # The original LLaDA caches heads first, the original Dream heads last and merged.
-    layout = (
-        (lambda x: jnp.swapaxes(x, 1, 2)) if model.config.family == "llada" else lambda x: x.reshape(*x.shape[:2], -1)
-    )
+    heads_first = model.config.family == "llada"
+    layout = lambda x: jnp.swapaxes(x, 1, 2) if heads_first else x.reshape(*x.shape[:2], -1)
     close(layout(key), recorded["forward/k0_cached"])
     close(layout(value), recorded["forward/v0_cached"])
 

@@ -1,17 +1,23 @@
 """Confidence-based parallel decoding without a cache (Fast-dLLM, arXiv 2505.22618): the paper's "Baseline+Parallel"."""
 
-from polestar_jax.commit import Factor, Threshold
+from polestar_jax.card import Card
+from polestar_jax.commit import confidence_rule
 from polestar_jax.head import Greedy
-from polestar_jax.methods.no_cache import NoCache
+from polestar_jax.no_cache import NoCache
 from polestar_jax.schedule import SemiAutoregressive
 from polestar_jax.types import Method
 
-
-def confidence_rule(threshold: float | None, factor: float | None) -> Threshold | Factor:
-    """The rule that one of the two numbers asks for; a threshold of 0.9 if neither is given."""
-    if threshold is not None and factor is not None:
-        raise ValueError(f"threshold={threshold} and factor={factor} exclude each other; give one")
-    return Threshold(0.9 if threshold is None else threshold) if factor is None else Factor(factor)
+CARD = Card(
+    title="Parallel (Fast-dLLM without a cache)",
+    paper="2505.22618",
+    reuses="nothing",
+    refreshes="everything, in every forward",
+    commits="confidence at least `threshold`, and the most confident; or the factor rule",
+    state="none",
+    rows={"full": "N"},
+    extra="none",
+    twin="is the twin of the caches",
+)
 
 
 def parallel(

@@ -3,11 +3,27 @@
 import dataclasses
 from typing import Any
 
+from polestar_jax.card import Card
 from polestar_jax.commit import PolestarCommit
 from polestar_jax.head import Greedy
 from polestar_jax.polestar_cache import PolestarCache
 from polestar_jax.schedule import SemiAutoregressive
 from polestar_jax.types import Method
+
+CARD = Card(
+    title="Polestar",
+    paper="2607.14107",
+    reuses="keys and values outside the block; layer inputs of the window, coded",
+    refreshes="in every layer the `selected` clusters of window rows whose attention drifted most, when more than"
+    " `update_threshold` tokens were committed since the last time; window and block, or everything, at block entries",
+    commits="confidence at least `tau`, or a drift gate below it, and the most confident; confident suffix positions of"
+    " a refresh",
+    state="keys and values; codes, centroids and labels of the window per layer; attention of the block's rows",
+    rows={"step": "S", "refresh": "S + selected", "window entry": "W + S", "full entry": "N"},
+    extra="drift of the block's rows (last layer) and of K centroids (every layer, refreshes); k-means at entries",
+    twin="`parallel`: window over everything, a refresh in every forward, every cluster selected, no codes, gate and"
+    " suffix off; `fast_dllm`: never a refresh, gate and suffix off, every entry full",
+)
 
 PRESETS: dict[str, dict[str, Any]] = {
     "paper": {},

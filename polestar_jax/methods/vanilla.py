@@ -1,10 +1,23 @@
 """LLaDA's own sampler: a fixed number of commits per forward, no cache (arXiv 2502.09992, algorithm 5)."""
 
+from polestar_jax.card import Card
 from polestar_jax.commit import Quota
 from polestar_jax.head import Greedy, Gumbel
-from polestar_jax.methods.no_cache import NoCache
+from polestar_jax.no_cache import NoCache
 from polestar_jax.schedule import SemiAutoregressive
 from polestar_jax.types import Method
+
+CARD = Card(
+    title="LLaDA's sampler",
+    paper="2502.09992",
+    reuses="nothing",
+    refreshes="everything, in every forward",
+    commits="a fixed number per forward, the most confident or any",
+    state="masks of the block at its entry",
+    rows={"full": "N"},
+    extra="none",
+    twin="none",
+)
 
 
 def vanilla(
