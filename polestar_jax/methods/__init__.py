@@ -13,7 +13,7 @@ from polestar_jax.types import Method
 
 _NAMES = [module.name for module in pkgutil.iter_modules(__path__)]
 _MODULES = {name: importlib.import_module(f"{__name__}.{name}") for name in _NAMES}
-_ORDER = sorted(_NAMES, key=lambda name: (_MODULES[name].CARD.paper, -len(name)))
+_ORDER = sorted(_NAMES, key=lambda name: (_MODULES[name].CARD.paper, len(name)))
 
 METHODS: dict[str, Callable[..., Method]] = {name: getattr(_MODULES[name], name) for name in _ORDER}
 """In order of publication."""
