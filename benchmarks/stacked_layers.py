@@ -42,7 +42,7 @@ def make_stacked_step(spec: Spec, canvas: Canvas, rows: RowSet):
             single = params | {"layers": {0: weights}}
             query, key, value = project_rows(one, single, 0, hidden, rows.position)
             key_cache, value_cache = write_cache(key_cache, rows, key), write_cache(value_cache, rows, value)
-            attended = attend(query, key_cache, value_cache, canvas.valid)
+            attended, _ = attend(query, key_cache, value_cache, canvas.valid)
             return one.finish(single, 0, hidden, attended), (key_cache, value_cache)
 
         hidden = embed_rows(one, params, canvas, rows)

@@ -4,10 +4,15 @@ Keys and values are cached heads first, `[B, Hkv, M, A]` per layer, so that no s
 cached rotated, because their positions never move.
 """
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 
 from polestar_jax.types import Model, RowSet, Spec
+
+Look = Callable[[jax.Array], jax.Array]
+"""What is kept of a layer's attention `[B, H, R, M]`: an array `[B, R, ...]`."""
 
 CHUNK = 256
 NEGATIVE = -1e30  # finite, so that a row without any key gives numbers (that nobody reads) instead of NaN
@@ -87,16 +92,29 @@ def weigh_values(probability: jax.Array, value: jax.Array) -> jax.Array:
     return out.reshape(batch, rows, heads, -1).astype(value.dtype)
 
 
-def attend(query: jax.Array, key: jax.Array, value: jax.Array, key_mask: jax.Array) -> jax.Array:
-    """Softmax attention in float32; arguments as in `attention_scores`, result `[B, R, H, A]`.
+def head_mean(probability: jax.Array) -> jax.Array:
+    """Attention float32 `[B, R, M]`, mean over heads, of `probability` `[B, H, R, M]`: what `look` usually asks for."""
+    return probability.mean(axis=1)
+
+
+def attend(query: jax.Array, key: jax.Array, value: jax.Array, key_mask: jax.Array, look: Look | None = None):
+    """Softmax attention in float32; arguments as in `attention_scores`.
 
     More than `CHUNK` rows are done in turns: all scores of a long canvas at once would be a decode's largest array.
+
+    Args:
+      look: what to keep of the attention `[B, H, R, M]`, an array `[B, R, ...]`; None for nothing.
+
+    Returns:
+      attended values `[B, R, H, A]`, and what `look` made, or None.
     """
     rows = query.shape[1]
     if rows <= CHUNK or key_mask.ndim == 3:
-        return weigh_values(jax.nn.softmax(attention_scores(query, key, key_mask), axis=-1), value)
+        probability = jax.nn.softmax(attention_scores(query, key, key_mask), axis=-1)
+        return weigh_values(probability, value), None if look is None else look(probability)
     chunks = -(-rows // CHUNK)
     padded = jnp.pad(query, ((0, 0), (0, chunks * CHUNK - rows), (0, 0), (0, 0)))
     split = padded.reshape(query.shape[0], chunks, CHUNK, *query.shape[2:]).swapaxes(0, 1)
-    attended = jax.lax.map(lambda chunk: attend(chunk, key, value, key_mask), split)
-    return attended.swapaxes(0, 1).reshape(padded.shape)[:, :rows]
+    done = jax.lax.map(lambda chunk: attend(chunk, key, value, key_mask, look), split)
+    join = lambda parts: parts.swapaxes(0, 1).reshape(parts.shape[1], chunks * CHUNK, *parts.shape[3:])[:, :rows]
+    return jax.tree.map(join, done)

@@ -44,6 +44,10 @@ class BlockCache:
     def provides(self) -> frozenset[Signal]:
         return frozenset()
 
+    @property
+    def needs(self) -> frozenset[Signal]:
+        return frozenset()
+
     def problems(self, spec: Spec) -> list[str]:
         return [] if self.mode in ("dual", "prefix") else [f"cache={self.mode!r} must be 'dual' or 'prefix'"]
 

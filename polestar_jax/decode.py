@@ -33,7 +33,7 @@ def make_decode(model: Model, method: Method, *, gen_length: int) -> "Decode":
     spec = decode.spec(batch=1, prompt_length=1)
     parts = (method.schedule, method.cache, method.rule, method.sampler)
     problems = [problem for part in parts for problem in part.problems(spec)]
-    lacking = method.rule.needs - method.cache.provides - SIGNALS.keys()
+    lacking = spec.needs - method.cache.provides - SIGNALS.keys()
     if lacking:
         problems.append(
             f"the commit rule {type(method.rule).__name__} needs {sorted(lacking)}, which the cache policy"
@@ -68,7 +68,8 @@ class Decode:
 
     def spec(self, batch: int, prompt_length: int) -> Spec:
         span = self.method.schedule.span(self.gen_length)
-        return Spec(self.model, batch, prompt_length, self.gen_length, span, self.method.rule.needs)
+        needs = self.method.rule.needs | self.method.cache.needs
+        return Spec(self.model, batch, prompt_length, self.gen_length, span, needs)
 
     def init(self, keys: jax.Array, prompt_length: int) -> DecodeState:
         """All buffers of a decode, as one pytree.

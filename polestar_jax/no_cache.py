@@ -15,6 +15,10 @@ class NoCache:
     def provides(self) -> frozenset[Signal]:
         return frozenset()
 
+    @property
+    def needs(self) -> frozenset[Signal]:
+        return frozenset()
+
     def problems(self, spec: Spec) -> list[str]:
         return []
 

@@ -106,6 +106,10 @@ class PolestarCache:
     def provides(self) -> frozenset[Signal]:
         return frozenset({"drift", "suffix"})
 
+    @property
+    def needs(self) -> frozenset[Signal]:
+        return frozenset()
+
     def problems(self, spec: Spec) -> list[str]:
         found = []
         if self.clusters < 2:

@@ -1,11 +1,11 @@
 """A forward over a set of rows against the cache: the one primitive under every cache policy."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from polestar_jax.attention import attend, project_rows, write_cache
+from polestar_jax.attention import Look, attend, project_rows, write_cache
 from polestar_jax.types import Canvas, Model, Pass, RowSet, Scope, Spec
 
 
@@ -67,6 +67,7 @@ class Forward(NamedTuple):
       output: `[B, R, D]`, the last layer's.
       keys, values: per layer `[B, Hkv, M, A]`.
       query: `[B, R, H, A]`, the last layer's.
+      seen: per layer what `look` kept of its attention, `[B, R, ...]`, or None.
     """
 
     inputs: list[jax.Array]
@@ -74,30 +75,43 @@ class Forward(NamedTuple):
     keys: tuple[jax.Array, ...]
     values: tuple[jax.Array, ...]
     query: jax.Array
+    seen: list[Any]
 
 
-def forward_rows(spec: Spec, params, keys, values, canvas: Canvas, rows: RowSet, key_mask: jax.Array) -> Forward:
+def forward_rows(
+    spec: Spec, params, keys, values, canvas: Canvas, rows: RowSet, key_mask: jax.Array, look: Look | None = None
+) -> Forward:
     """Runs `rows` through every layer, writing their keys and values and attending to the whole cache.
 
     Args:
       keys, values: per layer `[B, Hkv, M, A]`.
       key_mask: bool `[B, M]`, keys that may be attended to.
+      look: what to keep of each layer's attention, see `attend`.
     """
     model = spec.model
     mask = key_mask if rows.key_mask is None else key_mask[:, None, :] & rows.key_mask
     hidden = query = embed_rows(model, params, canvas, rows)
-    inputs, keys, values = [], list(keys), list(values)
+    inputs, seen, keys, values = [], [], list(keys), list(values)
     for layer in range(model.config.layers):
         inputs.append(hidden)
         query, key, value = project_rows(model, params, layer, hidden, rows.position)
         keys[layer] = write_cache(keys[layer], rows, key)
         values[layer] = write_cache(values[layer], rows, value)
-        hidden = model.finish(params, layer, hidden, attend(query, keys[layer], values[layer], mask))
-    return Forward(inputs, hidden, tuple(keys), tuple(values), query)
+        attended, saw = attend(query, keys[layer], values[layer], mask, look)
+        hidden = model.finish(params, layer, hidden, attended)
+        seen.append(saw)
+    return Forward(inputs, hidden, tuple(keys), tuple(values), query, seen)
 
 
 def forward_canvas(
-    spec: Spec, params, canvas: Canvas, key_mask: jax.Array, *, cached=None, kept: jax.Array | None = None
+    spec: Spec,
+    params,
+    canvas: Canvas,
+    key_mask: jax.Array,
+    *,
+    cached=None,
+    kept: jax.Array | None = None,
+    look: Look | None = None,
 ) -> Forward:
     """Runs the whole canvas (R = M = N), reusing nothing.
 
@@ -105,12 +119,13 @@ def forward_canvas(
       key_mask: bool `[B, N]`, keys that may be attended to.
       cached: keys and values per layer, and `mine` `[B]`: batch rows that are not keep theirs.
       kept: slots `[B, W]` whose layer inputs are returned; None for none.
+      look: what to keep of each layer's attention, see `attend`.
     """
     model = spec.model
     everyone = jnp.broadcast_to(iota(spec.length), canvas.tokens.shape)
     rows = RowSet(everyone, canvas.tokens, canvas.position, canvas.valid, canvas.valid)
     hidden = query = embed_rows(model, params, canvas, rows)
-    inputs, keys, values = [], [], []
+    inputs, keys, values, seen = [], [], [], []
     for layer in range(model.config.layers):
         if kept is not None:
             # Without the barrier XLA gathers all layers' rows in the end, and keeps every [B, N, D] until then.
@@ -120,10 +135,12 @@ def forward_canvas(
             # Attending to what is kept, not to what was computed, leaves one copy of it alive.
             old_keys, old_values, mine = cached
             key, value = replace_mine(mine, (old_keys[layer], old_values[layer]), (key, value))
-        hidden = model.finish(params, layer, hidden, attend(query, key, value, key_mask))
+        attended, saw = attend(query, key, value, key_mask, look)
+        hidden = model.finish(params, layer, hidden, attended)
         keys.append(key)
         values.append(value)
-    return Forward(inputs, hidden, tuple(keys), tuple(values), query)
+        seen.append(saw)
+    return Forward(inputs, hidden, tuple(keys), tuple(values), query, seen)
 
 
 def replace_mine[Tree](mine: jax.Array, old: Tree, new: Tree) -> Tree:

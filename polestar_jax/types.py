@@ -93,7 +93,7 @@ class Spec:
       prompt_length: P, pads included.
       gen_length: G.
       span: how many positions from a block's first one a forward may have to predict (S for fixed blocks).
-      needs: the signals the commit rule reads.
+      needs: the signals the commit rule and the cache policy read.
     """
 
     model: Model
@@ -258,6 +258,11 @@ class CachePolicy(Protocol):
 
     @property
     def provides(self) -> frozenset[Signal]: ...
+    @property
+    def needs(self) -> frozenset[Signal]:
+        """Signals of the logits that `observe` reads."""
+        ...
+
     def problems(self, spec: Spec) -> list[str]: ...
     def width(self, spec: Spec) -> int:
         """The most rows that any branch predicts with."""
