@@ -19,9 +19,15 @@ def _entropy(logits: jax.Array, token: jax.Array) -> jax.Array:
     return -jnp.sum(jnp.exp(log_probability) * log_probability, axis=-1)
 
 
+def _gap(logits: jax.Array, token: jax.Array) -> jax.Array:
+    top, _ = jax.lax.top_k(logits, 2)
+    return top[..., 0] - top[..., 1]
+
+
 SIGNALS: dict[Signal, Callable[[jax.Array, jax.Array], jax.Array]] = {
     "margin": _margin,
     "entropy": _entropy,
+    "gap": _gap,
     "logits": lambda logits, token: logits,
 }
 """Signals that any cache policy can serve, because they come from the logits `[B, R, V]` alone."""

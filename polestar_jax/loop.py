@@ -82,7 +82,7 @@ def _forward(spec: Spec, method: Method, params, state: DecodeState, scope: Scop
     """Runs the cheapest kind of forward that a live row wants, for the rows that want it; the others wait.
 
     Returns:
-      cache, prediction, computed `[B, N]`, executed `[]`, kind `[]`, mine `[B]`.
+      cache, prediction, computed `[B, M]`, executed `[]`, kind `[]`, mine `[B]`.
     """
     canvas, inner = state.canvas, _cache_spec(spec, method)
     if method.guidance is not None:
@@ -111,12 +111,12 @@ def _forward(spec: Spec, method: Method, params, state: DecodeState, scope: Scop
     cache, prediction, computed, executed = jax.lax.switch(clipped, [run(branch) for branch in branches], state.cache)
     if method.guidance is not None:
         computed, executed = computed[: spec.batch] + computed[spec.batch :], 2 * executed
-    return cache, prediction, computed[:, : spec.length], executed, kind, mine
+    return cache, prediction, computed, executed, kind, mine
 
 
 def _apply(canvas: Canvas, commits: Commits, mask_id: int) -> Canvas:
     tokens = jnp.where(commits.write, commits.tokens, jnp.where(commits.revoke, mask_id, canvas.tokens))
-    return dataclasses.replace(canvas, tokens=tokens, masked=(canvas.masked & ~commits.write) | commits.revoke)
+    return dataclasses.replace(canvas, tokens=tokens, masked=(canvas.masked | commits.revoke) & ~commits.write)
 
 
 def step(spec: Spec, method: Method, params, state: DecodeState) -> tuple[DecodeState, StepLog]:
@@ -128,12 +128,9 @@ def step(spec: Spec, method: Method, params, state: DecodeState) -> tuple[Decode
     rule, commits = method.rule.commit(spec, state.rule, scope, state.canvas, prediction)
     own = mine[:, None]
     generated = iota(spec.length) >= spec.prompt_length
-    commits = dataclasses.replace(
-        commits,
-        write=commits.write & own & state.canvas.masked,
-        revoke=commits.revoke & own & ~state.canvas.masked & generated,
-        stop=commits.stop & mine,
-    )
+    revoke = commits.revoke & own & ~state.canvas.masked & generated
+    write = commits.write & own & (state.canvas.masked | revoke)
+    commits = dataclasses.replace(commits, write=write, revoke=revoke, stop=commits.stop & mine)
     canvas = _apply(state.canvas, commits, spec.model.config.mask_id)
     several = _doubled if method.guidance is not None else lambda tree: tree
     inner = _cache_spec(spec, method)
@@ -173,7 +170,7 @@ def _entry(
         token=token[:, generated],
         reason=jnp.where(commits.write, commits.reason, 0).astype(jnp.uint8)[:, generated],
         drift=drift,
-        computed=jnp.where(own, computed, 0).astype(jnp.uint8),
+        computed=jnp.where(own, computed, 0).astype(jnp.uint8)[:, : spec.length],
     )
 
 

@@ -3,8 +3,8 @@
 import jax
 import jax.numpy as jnp
 
-from polestar_jax.rows import forward_canvas, whole_pass
-from polestar_jax.types import Branch, Canvas, Commits, Prediction, Scope, Signal, Spec, pytree
+from polestar_jax.rows import forward_canvas, predicting_width, whole_pass
+from polestar_jax.types import GENERATION, Branch, Canvas, Commits, Prediction, Scope, Signal, Spec, pytree
 
 
 @pytree
@@ -13,7 +13,7 @@ class NoCache:
 
     @property
     def provides(self) -> frozenset[Signal]:
-        return frozenset()
+        return frozenset({GENERATION})
 
     @property
     def needs(self) -> frozenset[Signal]:
@@ -23,7 +23,7 @@ class NoCache:
         return []
 
     def width(self, spec: Spec) -> int:
-        return spec.span + spec.model.shift
+        return predicting_width(spec)
 
     def init(self, spec: Spec) -> tuple[()]:
         return ()

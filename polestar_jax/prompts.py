@@ -8,7 +8,7 @@ import numpy as np
 from jax.core import Tracer
 from jax.typing import ArrayLike
 
-from polestar_jax.types import Canvas, Prompt, Spec
+from polestar_jax.types import NOTHING, Canvas, Prompt, Spec
 
 
 def pad_prompts(prompts: Sequence[Sequence[int]], length: int | None = None) -> Prompt:
@@ -55,7 +55,28 @@ def check_prompt(spec: Spec, prompt: Prompt | ArrayLike) -> Prompt:
         raise ValueError(f"prompt tokens must be integers, not {tokens.dtype}")
     if not any(isinstance(array, Tracer) for array in (tokens, valid)):
         _check_values(spec, np.asarray(tokens), np.asarray(valid))
-    return Prompt(tokens.astype(jnp.int32), valid, prompt.embeddings)
+    return Prompt(tokens.astype(jnp.int32), valid, prompt.embeddings, _check_forced(spec, prompt.forced))
+
+
+def _check_forced(spec: Spec, forced: jax.Array | None) -> jax.Array | None:
+    if forced is None:
+        return None
+    expected = (spec.batch, spec.gen_length)
+    if forced.shape != expected or not jnp.issubdtype(forced.dtype, jnp.integer):
+        raise ValueError(
+            f"forced tokens must be integers of shape {expected}, {NOTHING} where the generation is free, not"
+            f" {forced.dtype}{list(forced.shape)}"
+        )
+    if not isinstance(forced, Tracer):
+        values, vocab_size = np.asarray(forced), spec.model.config.vocab_size
+        outside = (values != NOTHING) & ((values < 0) | (values >= vocab_size))
+        if outside.any():
+            row, place = np.argwhere(outside)[0]
+            raise ValueError(
+                f"forced token {values[row, place]} (row {row}, generated position {place}) is outside the vocabulary"
+                f" of {vocab_size} ids; {NOTHING} leaves a position free"
+            )
+    return forced.astype(jnp.int32)
 
 
 def _check_values(spec: Spec, tokens: np.ndarray, valid: np.ndarray) -> None:
@@ -77,13 +98,14 @@ def _check_values(spec: Spec, tokens: np.ndarray, valid: np.ndarray) -> None:
 
 
 def new_canvas(spec: Spec, prompt: Prompt) -> Canvas:
-    """The prompt followed by G masks."""
-    tail = (spec.batch, spec.gen_length)
-    join = lambda head, value, dtype: jnp.concatenate([head.astype(dtype), jnp.full(tail, value, dtype)], axis=1)
-    valid = join(prompt.valid, True, bool)
+    """The prompt followed by G masks, or by the tokens that are forced."""
+    forced = jnp.full((spec.batch, spec.gen_length), NOTHING) if prompt.forced is None else prompt.forced
+    free = forced == NOTHING
+    join = lambda head, tail: jnp.concatenate([head, tail.astype(head.dtype)], axis=1)
+    valid = join(prompt.valid, jnp.ones_like(free))
     return Canvas(
-        tokens=join(prompt.tokens, spec.model.config.mask_id, jnp.int32),
-        masked=join(jnp.zeros_like(prompt.valid), True, bool),
+        tokens=join(prompt.tokens.astype(jnp.int32), jnp.where(free, spec.model.config.mask_id, forced)),
+        masked=join(jnp.zeros_like(prompt.valid), free),
         valid=valid,
         position=jnp.maximum(jnp.cumsum(valid, axis=1, dtype=jnp.int32) - 1, 0),
         embeddings=prompt.embeddings,

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from polestar_jax.attention import Look, attend, project_rows, write_cache
-from polestar_jax.types import Canvas, Model, Pass, RowSet, Scope, Spec
+from polestar_jax.types import GENERATION, Canvas, Model, Pass, RowSet, Scope, Spec
 
 
 def iota(length: int) -> jax.Array:
@@ -48,6 +48,19 @@ def block_slots(spec: Spec, scope: Scope) -> jax.Array:
     """Slots `[B, S + shift]` of the rows that predict the block: the row before it too, where logits are shifted."""
     width = spec.span + spec.model.shift
     return scope.start[:, None] - spec.model.shift + iota(width)
+
+
+def predicting_slots(spec: Spec, scope: Scope) -> jax.Array:
+    """Slots `[B, R]` of the rows that predict in a whole-canvas forward: the block's, or all that the rule asks for."""
+    if GENERATION not in spec.needs:
+        return block_slots(spec, scope)
+    slot = spec.prompt_length - spec.model.shift + iota(predicting_width(spec))
+    return jnp.broadcast_to(slot, (scope.start.shape[0], slot.shape[1]))
+
+
+def predicting_width(spec: Spec) -> int:
+    """R of `predicting_slots`."""
+    return (spec.gen_length if GENERATION in spec.needs else spec.span) + spec.model.shift
 
 
 def embed_rows(model: Model, params, canvas: Canvas, rows: RowSet) -> jax.Array:
@@ -159,10 +172,14 @@ def count_rows(spec: Spec, slot: jax.Array, ran: jax.Array, slots: int | None = 
 
 
 def whole_pass(spec: Spec, cache, canvas: Canvas, scope: Scope, hidden: jax.Array) -> Pass:
-    """The `Pass` of a whole-canvas forward with last outputs `hidden` `[B, N, D]`: the block's rows predict."""
-    slot = block_slots(spec, scope)
-    valid = (slot >= 0) & (slot < spec.length) & take_rows(canvas.valid, slot)
-    computed = canvas.valid.astype(jnp.int32) * spec.model.config.layers
+    """The `Pass` of a whole-canvas forward with last outputs `hidden` `[B, N, D]`.
+
+    Rows of slots that are not visible are none: nobody sees them, so they might as well not have been computed.
+    """
+    slot = predicting_slots(spec, scope)
+    ran = canvas.valid & scope.visible
+    valid = (slot >= 0) & (slot < spec.length) & take_rows(ran, slot)
+    computed = ran.astype(jnp.int32) * spec.model.config.layers
     return Pass(cache, take_rows(hidden, slot), slot, valid, {}, computed, jnp.float32(spec.length))
 
 

@@ -18,7 +18,11 @@ State = Any
 """A pytree whose array leaves all lead with the batch axis B; the loop freezes the batch rows that wait."""
 
 Signal = str
-"""A name in `Prediction.extra`: "drift", "suffix", "margin", "entropy", "logits"."""
+"""What a rule may ask of a forward beside tokens and confidences: a name in `Prediction.extra` ("drift", "suffix",
+"margin", "entropy", "gap", "logits", ...), or `GENERATION`."""
+
+GENERATION: Signal = "generation"
+"""Predictions of every generated position in every forward, not of the block alone."""
 
 
 @dataclass_transform(frozen_default=True)
@@ -136,7 +140,7 @@ class Scope:
       index: int32 `[B]`, the block.
       start, stop: int32 `[B]`, its slots.
       candidates: bool `[B, N]`, positions that a rule may commit now.
-      visible: bool `[B, N]`, keys that may be attended to.
+      visible: bool `[B, N]`, keys that may be attended to; the rows of a whole-canvas forward.
       entering: bool `[B]`, true for a block's first forward.
       phase: int32 `[B]`, forwards already spent in the block.
       keys: key `[B]`, this forward's random key of every row.
@@ -202,7 +206,8 @@ class Commits:
       write: bool `[B, N]`.
       tokens: int32 `[B, N]`, read where `write`.
       reason: uint8 `[B, N]`, a `Reason` where `write`.
-      revoke: bool `[B, N]`, positions to mask again (rules that declare `revokes`).
+      revoke: bool `[B, N]`, tokens to take back (rules that declare `revokes`): masked again, or written anew where
+        `write` too.
       stop: bool `[B]`, rows that end here, whatever is left.
     """
 
@@ -305,13 +310,14 @@ class Sampler(Protocol):
 
 @pytree
 class StepLog:
-    """What every forward of every batch row did, in the row's own order; replaying it over the masks gives the output.
+    """What every forward of every batch row did, in the row's own order; replayed over the first canvas it gives the last.
 
     Attributes:
       kind: uint8 `[B, T]`, index into the policy's branches, `NO_FORWARD` where there was none.
       rows: float32 `[B, T]`, valid rows through the feed-forward part, mean over layers.
       rows_executed: float32 `[B, T]`, the same as the compiled program ran it, capacity included.
-      token: int32 `[B, T, G]`, the token committed there by that forward, `NOTHING`, or `REVOKED`.
+      token: int32 `[B, T, G]`, the token committed there by that forward, `NOTHING`, or `REVOKED`; a token that takes
+        another's place is just committed.
       reason: uint8 `[B, T, G]`, a `Reason`.
       drift: float32 `[B, T, G]`, NaN where not measured; `[B, T, 0]` if the policy measures none.
       computed: uint8 `[B, T, N]`, layers that recomputed the slot.
@@ -377,11 +383,13 @@ class Prompt:
       tokens: int32 `[B, P]`.
       valid: bool `[B, P]`, false at pads.
       embeddings: `[B, P, D]` or None.
+      forced: int32 `[B, G]`, tokens that the generation is to hold, `NOTHING` where it is free; None for none.
     """
 
     tokens: jax.Array
     valid: jax.Array
     embeddings: jax.Array | None = None
+    forced: jax.Array | None = None
 
 
 @pytree
