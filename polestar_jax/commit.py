@@ -48,7 +48,7 @@ def reasons(**chosen: jax.Array) -> jax.Array:
     return code
 
 
-class _Rule:
+class Rule:
     """What most rules share: no signals, no memory, at least one commit per forward, none taken back."""
 
     revokes = False
@@ -63,7 +63,7 @@ class _Rule:
 
 
 @pytree
-class Threshold(_Rule):
+class Threshold(Rule):
     """Every candidate with confidence >= tau, and always the most confident one (Fast-dLLM's parallel decoding).
 
     Attributes:
@@ -83,7 +83,7 @@ class Threshold(_Rule):
 
 
 @pytree
-class Factor(_Rule):
+class Factor(Rule):
     """Fast-dLLM's factor rule: the r-th most confident candidate is taken while confidence >= 1 - factor / (r + 1).
 
     Attributes:
@@ -120,7 +120,7 @@ def confidence_rule(threshold: float | None, factor: float | None) -> Threshold 
 
 
 @pytree
-class Quota(_Rule):
+class Quota(Rule):
     """LLaDA's fixed schedule: the masks of a block at its entry, spread evenly over the block's forwards.
 
     Attributes:
@@ -164,7 +164,7 @@ class Quota(_Rule):
 
 
 @pytree
-class PolestarCommit(_Rule):
+class PolestarCommit(Rule):
     """Polestar-Commit (section 4.2): a confidence threshold, a drift gate below it, and commits from the suffix window.
 
     A candidate is committed when confidence >= tau, or when its drift delta >= alpha (tau - confidence)^2, and the most

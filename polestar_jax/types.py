@@ -310,7 +310,8 @@ class Sampler(Protocol):
 
 @pytree
 class StepLog:
-    """What every forward of every batch row did, in the row's own order; replayed over the first canvas it gives the last.
+    """What every forward of every batch row did, in the row's own order; replaying it over the first canvas gives the
+    last one.
 
     Attributes:
       kind: uint8 `[B, T]`, index into the policy's branches, `NO_FORWARD` where there was none.
