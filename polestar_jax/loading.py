@@ -3,12 +3,14 @@
 import importlib.util
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jax.typing import DTypeLike
-from tokenizers import Tokenizer
 
 from polestar_jax.types import Model
+
+if TYPE_CHECKING:
+    from polestar_jax.tokenizer import Tokenizer
 
 _ROOT = Path(__file__).resolve().parents[1]
 _EMBEDDED = _ROOT / "models" / "embedded"
@@ -19,7 +21,7 @@ def embedded_names() -> list[str]:
     return sorted(path.parent.name for path in _EMBEDDED.glob("*/config.json"))
 
 
-def load(name_or_dir: str | Path, *, dtype: DTypeLike | None = None) -> tuple[Model, Any, Tokenizer | None]:
+def load(name_or_dir: str | Path, *, dtype: DTypeLike | None = None) -> tuple[Model, Any, "Tokenizer | None"]:
     """Loads a checkpoint: model, parameters, tokenizer.
 
     Args:
@@ -28,8 +30,8 @@ def load(name_or_dir: str | Path, *, dtype: DTypeLike | None = None) -> tuple[Mo
       dtype: of the parameters, float32 or bfloat16; None keeps that of the file.
 
     Returns:
-      The model, its parameters, and the tokenizer of `tokenizer.json`, or None where the folder has none: prompts are
-      then given as ids.
+      The model, its parameters, and the folder's tokenizer (`polestar_jax.tokenizer.Tokenizer`: text and chats to ids
+      and back), or None where there is none: prompts are then given as ids.
 
     Raises:
       FileNotFoundError: there is no such name or folder, or a file is missing from it.
@@ -39,6 +41,7 @@ def load(name_or_dir: str | Path, *, dtype: DTypeLike | None = None) -> tuple[Mo
     for package in ("models", "convert"):
         _require_ours(package)
     from convert import load_hf
+    from polestar_jax.tokenizer_files import read_tokenizer
 
     folder = _EMBEDDED / name_or_dir if name_or_dir in embedded_names() else Path(name_or_dir)
     if not folder.is_dir():
@@ -46,25 +49,8 @@ def load(name_or_dir: str | Path, *, dtype: DTypeLike | None = None) -> tuple[Mo
             f"{str(name_or_dir)!r} is neither an embedded checkpoint ({', '.join(embedded_names()) or 'none is built'})"
             " nor a folder: give the path of a downloaded Hugging Face folder, nothing is downloaded from here"
         )
-    tokenizer = _read_tokenizer(folder / "tokenizer.json")
     model, params = load_hf(folder, dtype=dtype)
-    if tokenizer is not None:
-        largest = max(tokenizer.get_vocab().values(), default=0)
-        if largest >= model.config.vocab_size:
-            raise ValueError(
-                f"{folder / 'tokenizer.json'} has ids up to {largest}, the model's vocabulary ends before"
-                f" {model.config.vocab_size}: use the tokenizer of this checkpoint"
-            )
-    return model, params, tokenizer
-
-
-def _read_tokenizer(file: Path) -> Tokenizer | None:
-    if not file.is_file():
-        return None
-    try:
-        return Tokenizer.from_file(str(file))
-    except Exception as error:  # the library raises bare Exceptions
-        raise ValueError(f"{file} cannot be read as a tokenizer ({error}): download it again") from error
+    return model, params, read_tokenizer(folder, model.config)
 
 
 def _require_ours(package: str) -> None:

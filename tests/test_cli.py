@@ -69,11 +69,16 @@ def test_generate_is_the_library_with_these_settings(folder: Path, tmp_path: Pat
     assert ",".join(map(str, result["tokens"])) in shown and f"{result['forwards']} forwards" in shown
 
 
-def test_generate_from_words(folder: Path, capsys):
+def write_tokenizer(folder: Path) -> None:
     vocabulary = {"<unk>": 0} | {f"w{number}": number for number in range(1, 128)}
     tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.pre_tokenizer = WhitespaceSplit()
+    tokenizer.add_special_tokens(["w126", "w127"])
     tokenizer.save(str(folder / "tokenizer.json"))
+
+
+def test_generate_from_words(folder: Path, capsys):
+    write_tokenizer(folder)
     words = ("--method", "parallel", "--set", "threshold=0.5", "--json", "-")
     assert main(generate(folder, "--prompt", "w5 what w9", *SHAPE, *words)) == 0
     captured = capsys.readouterr()
@@ -81,6 +86,30 @@ def test_generate_from_words(folder: Path, capsys):
     ids = [int(word.removeprefix("w")) for word in result["text"].split()]
     assert ids == result["tokens"][: len(ids)]
     assert captured.err.strip().endswith("does not know: what") and captured.err.startswith("polestar: warning:")
+
+
+def test_generate_from_a_chat(folder: Path, tmp_path: Path, capsys):
+    write_tokenizer(folder)
+    (folder / "chat_template.jinja").write_text("{% for turn in messages %}{{ turn.content }} {% endfor %}w9")
+    file = tmp_path / "chat.json"
+    file.write_text('[{"role": "system", "content": "w5"}, {"role": "user", "content": "w17"}]')
+
+    def tokens(*words: str) -> list[int]:
+        assert (
+            main(generate(folder, *words, *SHAPE, "--method", "parallel", "--set", "threshold=0.5", "--json", "-")) == 0
+        )
+        return json.loads(capsys.readouterr().out)["tokens"]
+
+    expected = tokens("--prompt-ids", IDS)
+    assert tokens("--messages", str(file)) == expected
+    assert tokens("--prompt", "w17", "--chat", "--system", "w5") == expected
+    refused = lambda words, said: assert_refused(generate(folder, *words, *SHAPE), said, capsys)
+    refused(["--prompt", "w17", "--chat", "--bos"], "has no BOS token")
+    refused(["--prompt-ids", IDS, "--chat"], "--chat needs text")
+    refused(["--messages", str(folder / "nothing.json")], "nothing.json cannot be read")
+    refused(["--messages", str(folder / "config.json")], "holds a JSON dict, not a list of turns")
+    (folder / "chat_template.jinja").unlink()
+    refused(["--messages", str(file)], "no chat template")
 
 
 def remove_rope(folder: Path) -> None:
@@ -144,7 +173,7 @@ def test_bad_checkpoints(folder: Path, capsys, damage: Callable[[Path], object],
         (["demo", "--methods", "vanilla,vanilla"], "vanilla is named twice"),
         (["demo", "--plot", "plot.txt"], "--plot plot.txt must end in .png"),
         (["generate", "--prompt", "a", "--prompt-ids", "5", *SHAPE], "not allowed with argument --prompt"),
-        (["generate", *SHAPE], "one of the arguments --prompt --prompt-ids is required"),
+        (["generate", *SHAPE], "one of the arguments --prompt --messages --prompt-ids is required"),
     ],
 )
 def test_bad_commands(capsys, words: list[str], said: str):
@@ -152,8 +181,8 @@ def test_bad_commands(capsys, words: list[str], said: str):
 
 
 def test_words_need_a_tokenizer(folder: Path, capsys):
-    assert_refused(generate(folder, "--prompt", "hello", *SHAPE), "has no tokenizer.json", capsys)
-    assert_refused(["demo", "--model", str(folder)], "has no tokenizer.json", capsys)
+    assert_refused(generate(folder, "--prompt", "hello", *SHAPE), "has no tokenizer", capsys)
+    assert_refused(["demo", "--model", str(folder)], "has no tokenizer", capsys)
 
 
 def assert_refused(words: list[str], said: str, capsys) -> None:

@@ -122,12 +122,10 @@ def run(arguments: argparse.Namespace) -> None:
 
 def _encode(items: Sequence["Item"], tokenizer: Any, name: str) -> list[list[int]]:
     if tokenizer is None:
-        raise ValueError(f"--model {name} has no tokenizer.json; the demo's items are words")
-    encoded = tokenizer.encode_batch([item.prompt for item in items], add_special_tokens=False)
-    unknown = getattr(tokenizer.model, "unk_token", None)
-    if any(unknown in each.tokens for each in encoded):
+        raise ValueError(f"--model {name} has no tokenizer; the demo's items are words")
+    if any(tokenizer.unknown_words(item.prompt) for item in items):
         raise ValueError(f"--model {name} does not know the words of the demo's items; give an embedded checkpoint")
-    return [each.ids for each in encoded]
+    return [tokenizer.encode(item.prompt) for item in items]
 
 
 def _prepare(choice: "MethodChoice", model: Any, settings: dict[str, Any]) -> Run:

@@ -4,6 +4,8 @@ examples:
   polestar generate --prompt "ann has 5 pens . she buys 3 . how many ?" --gen-length 48 --block-length 8
   polestar generate --model path/to/LLaDA-8B-Instruct --method polestar:release --set suffix_commit=false \\
       --prompt-ids 126080,5,17 --gen-length 256 --block-length 32 --json -
+  polestar generate --model path/to/LLaDA-8B-Instruct --chat --prompt "How many days has a week?" \\
+      --gen-length 64 --block-length 32
   polestar generate --prompt "bob has 5 pens . he buys 3 . how many ?" --gen-length 48 --block-length 8 --show
 """
 
@@ -15,6 +17,7 @@ from rich.console import Console
 
 from polestar_jax.commands.options import add_json, add_model, add_seed
 from polestar_jax.commands.output import STDOUT, check_target, make_consoles, write_json
+from polestar_jax.commands.prompt_options import add_prompt, check_prompt, encode_prompt
 from polestar_jax.commands.show_option import TERMINAL, add_show, check_show, terminal_delay, write_show
 
 if TYPE_CHECKING:
@@ -33,9 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME[:PRESET]",
         help="such as vanilla or polestar:release; an unknown name lists them all (default: %(default)s)",
     )
-    prompt = parser.add_mutually_exclusive_group(required=True)
-    prompt.add_argument("--prompt", metavar="TEXT")
-    prompt.add_argument("--prompt-ids", metavar="5,17,...", help="the prompt as token ids")
+    add_prompt(parser)
     parser.add_argument("--gen-length", type=int, required=True, metavar="G", help="tokens to generate")
     parser.add_argument("--block-length", type=int, required=True, metavar="S", help="G is a multiple of it")
     parser.add_argument(
@@ -55,7 +56,7 @@ def run(arguments: argparse.Namespace) -> None:
     results, notes = make_consoles(arguments.json)
     check_target("--json", arguments.json)
     check_show(arguments, notes)
-    ids = None if arguments.prompt_ids is None else _parse_ids(arguments.prompt_ids)
+    prompt = check_prompt(arguments)
     with notes.status("loading"):
         import jax
 
@@ -67,9 +68,7 @@ def run(arguments: argparse.Namespace) -> None:
 
         method = parse_method(arguments.method, arguments.set).build(arguments.block_length)
         model, params, tokenizer = load(arguments.model, dtype=arguments.dtype)
-    if ids is None:
-        ids = _encode(arguments.prompt, arguments.model, tokenizer, notes)
-    _check_ids(ids, model.config.vocab_size)
+    ids = encode_prompt(prompt, arguments, tokenizer, model.config.vocab_size, notes)
     decode = make_decode(model, method, gen_length=arguments.gen_length)
     state = decode.init(jax.random.split(jax.random.key(arguments.seed), 1), prompt_length=len(ids))
     state = decode.start(state, pad_prompts([ids]))
@@ -153,44 +152,6 @@ def _decode_on_screen(
             show(frame)
             passed = next(following, None)
     return state
-
-
-def _parse_ids(text: str) -> list[int]:
-    words = [word.strip() for word in text.split(",")] if text.strip() else []
-    for word in words:
-        try:
-            int(word)
-        except ValueError:
-            raise ValueError(f"{word!r} in --prompt-ids {text} is not a token id; give integers, 5,17,...") from None
-    return [int(word) for word in words]
-
-
-def _check_ids(ids: list[int], vocab_size: int) -> None:
-    if not ids:
-        raise ValueError("the prompt is empty; give at least one token")
-    outside = [number for number in ids if not 0 <= number < vocab_size]
-    if outside:
-        raise ValueError(f"prompt token {outside[0]} is outside the vocabulary of {vocab_size} ids")
-
-
-def _encode(text: str, name: str, tokenizer: Any, notes: Console) -> list[int]:
-    """Ids of a prompt in words; says which of its words the tokenizer does not know."""
-    if tokenizer is None:
-        raise ValueError(f"{name} has no tokenizer.json, so --prompt cannot be read; give the ids with --prompt-ids")
-    encoded = tokenizer.encode(text)
-    unknown = getattr(tokenizer.model, "unk_token", None)
-    words = [
-        text[start:stop]
-        for token, (start, stop) in zip(encoded.tokens, encoded.offsets, strict=True)
-        if token == unknown
-    ]
-    if words:
-        notes.print(
-            f"polestar: warning: the tokenizer of {name} does not know: {', '.join(dict.fromkeys(words))}",
-            markup=False,
-            soft_wrap=True,
-        )
-    return encoded.ids
 
 
 def _describe(metrics: "Metrics") -> str:
