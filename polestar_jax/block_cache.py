@@ -1,5 +1,7 @@
 """The cache policy of Fast-dLLM: keys and values outside a row set stay as they were at the block's entry."""
 
+from typing import Literal, get_args
+
 import jax
 import jax.numpy as jnp
 
@@ -30,15 +32,42 @@ def full_entry(spec: Spec, params, cache: KeysValues, canvas: Canvas, scope: Sco
     return whole_pass(spec, KeysValues(ran.keys, ran.values), canvas, scope, ran.output)
 
 
+FirstToken = Literal["exact", "entry"]
+"""Where logits are shifted, who predicts a block's first position: the row before the block, in every forward of it
+("exact"), or at the block's entry alone ("entry", Fast-dLLM's habit on Dream)."""
+
+
+def first_token_problems(spec: Spec, first_token: FirstToken) -> list[str]:
+    """What is wrong with a policy's `first_token`."""
+    if first_token not in get_args(FirstToken):
+        return [f"first_token={first_token!r} must be one of {', '.join(get_args(FirstToken))}"]
+    if first_token == "entry" and not spec.model.shift:
+        return [
+            "first_token='entry' is for models whose logits predict the next position, such as Dream; every row of this"
+            " model predicts its own: leave it 'exact'"
+        ]
+    return []
+
+
+def step_slots(spec: Spec, scope: Scope, first_token: FirstToken) -> jax.Array:
+    """Slots of a step's block rows: `rows.block_slots`, or with "entry" the block's own alone, `[B, S]`.
+
+    Nobody then predicts the block's first position but the entry: the rule must be a `commit.FirstTokenAtEntry`.
+    """
+    return block_slots(spec, scope) if first_token == "exact" else scope.start[:, None] + iota(spec.span)
+
+
 @pytree
 class BlockCache:
     """Keys and values outside a row set stay as they were at the block's entry.
 
     Attributes:
       mode: "dual" recomputes the block, "prefix" the block and everything after it.
+      first_token: see `step_slots`.
     """
 
     mode: str = static(default="dual")
+    first_token: FirstToken = static(default="exact")
 
     @property
     def provides(self) -> frozenset[Signal]:
@@ -49,7 +78,8 @@ class BlockCache:
         return frozenset()
 
     def problems(self, spec: Spec) -> list[str]:
-        return [] if self.mode in ("dual", "prefix") else [f"cache={self.mode!r} must be 'dual' or 'prefix'"]
+        found = [] if self.mode in ("dual", "prefix") else [f"cache={self.mode!r} must be 'dual' or 'prefix'"]
+        return found + first_token_problems(spec, self.first_token)
 
     def width(self, spec: Spec) -> int:
         return spec.span + spec.model.shift
@@ -62,8 +92,8 @@ class BlockCache:
 
     def branches(self, spec: Spec) -> tuple[Branch, ...]:
         step = dual_step if self.mode == "dual" else prefix_step
-        bind = lambda run: lambda *arguments: run(spec, *arguments)
-        return Branch("step", bind(step)), Branch("entry", bind(full_entry))
+        bind = lambda run, *fields: lambda *arguments: run(spec, *fields, *arguments)
+        return Branch("step", bind(step, self.first_token)), Branch("entry", bind(full_entry))
 
     def kind(self, spec: Spec, cache: KeysValues, scope: Scope) -> jax.Array:
         return scope.entering.astype(jnp.int32)
@@ -74,19 +104,23 @@ class BlockCache:
         return cache
 
 
-def dual_step(spec: Spec, params, cache: KeysValues, canvas: Canvas, scope: Scope, mine: jax.Array) -> Pass:
+def dual_step(
+    spec: Spec, first_token: FirstToken, params, cache: KeysValues, canvas: Canvas, scope: Scope, mine: jax.Array
+) -> Pass:
     """Recomputes the block's rows."""
-    rows = rows_at(canvas, block_slots(spec, scope), mine, contiguous=True)
+    rows = rows_at(canvas, step_slots(spec, scope, first_token), mine, contiguous=True)
     ran = forward_rows(spec, params, cache.keys, cache.values, canvas, rows, scope.visible)
     return rows_pass(spec, KeysValues(ran.keys, ran.values), rows, ran.output)
 
 
-def prefix_step(spec: Spec, params, cache: KeysValues, canvas: Canvas, scope: Scope, mine: jax.Array) -> Pass:
+def prefix_step(
+    spec: Spec, first_token: FirstToken, params, cache: KeysValues, canvas: Canvas, scope: Scope, mine: jax.Array
+) -> Pass:
     """Recomputes every row from the block on; the row set is as long as the generation, its tail invalid."""
-    block = block_slots(spec, scope)
-    slot = block[:, :1] + iota(spec.gen_length + spec.model.shift)
+    block = step_slots(spec, scope, first_token)
+    width = block.shape[1]
+    slot = block[:, :1] + iota(spec.gen_length + width - spec.span)
     rows = rows_at(canvas, slot, mine, contiguous=True)
     ran = forward_rows(spec, params, cache.keys, cache.values, canvas, rows, scope.visible)
     done = rows_pass(spec, KeysValues(ran.keys, ran.values), rows, ran.output)
-    width = block.shape[1]
     return done._replace(hidden=done.hidden[:, :width], slot=block, valid=done.valid[:, :width])

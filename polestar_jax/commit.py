@@ -4,8 +4,20 @@ import jax
 import jax.numpy as jnp
 
 from polestar_jax.drift import History, delta, extend
-from polestar_jax.rows import iota, put_rows, take_rows
-from polestar_jax.types import Canvas, Commits, Prediction, Reason, Scope, Signal, Spec, State, pytree, static
+from polestar_jax.rows import iota, put_rows, replace_mine, take_rows
+from polestar_jax.types import (
+    Canvas,
+    CommitRule,
+    Commits,
+    Prediction,
+    Reason,
+    Scope,
+    Signal,
+    Spec,
+    State,
+    pytree,
+    static,
+)
 
 
 def candidate_rows(scope: Scope, prediction: Prediction) -> jax.Array:
@@ -117,6 +129,35 @@ def confidence_rule(threshold: float | None, factor: float | None) -> Threshold 
     if threshold is not None and factor is not None:
         raise ValueError(f"threshold={threshold} and factor={factor} exclude each other; give one")
     return Threshold(0.9 if threshold is None else threshold) if factor is None else Factor(factor)
+
+
+@pytree
+class FirstTokenAtEntry:
+    """A block's entry commits the block's first position, whatever its confidence, and nothing else.
+
+    Fast-dLLM's habit on models with shifted logits: see `block_cache.FirstToken`.
+
+    Attributes:
+      rule: decides in all other forwards, and at an entry whose first position has its token already.
+    """
+
+    rule: CommitRule
+
+    needs = property(lambda self: self.rule.needs)
+    revokes = property(lambda self: self.rule.revokes)
+    progresses = property(lambda self: self.rule.progresses)
+
+    def problems(self, spec: Spec) -> list[str]:
+        return self.rule.problems(spec)
+
+    def init(self, spec: Spec) -> State:
+        return self.rule.init(spec)
+
+    def commit(self, spec: Spec, state: State, scope: Scope, canvas: Canvas, prediction: Prediction):
+        state, commits = self.rule.commit(spec, state, scope, canvas, prediction)
+        first = candidate_rows(scope, prediction) & (prediction.slot == scope.start[:, None])
+        alone = scope.entering & first.any(axis=1)
+        return state, replace_mine(alone, commits, commit_rows(prediction, reasons(forced=first), spec.length))
 
 
 @pytree

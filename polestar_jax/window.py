@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from polestar_jax.cluster import OUTSIDE, PREFIX, SUFFIX, move_centroids
+from polestar_jax.cluster import OUTSIDE, PREFIX, SUFFIX, TIE, move_centroids
 from polestar_jax.quantize import Codes, Format, dequantize, quantize
 from polestar_jax.rows import iota, take_rows
 from polestar_jax.types import Canvas, Scope, Spec, pytree
@@ -101,13 +101,21 @@ def select_clusters(
 ) -> Bool[Array, "B K"]:
     """The `selected` most drifted clusters, the lowest index first among equals.
 
+    Drifts that only rounding tells apart are equal: clusters of [MASK] embeddings have the same centroid, and its drift
+    in float32 must not decide.
+
     Args:
       memberless: let clusters without members compete, as the authors' release does; they refresh nothing.
     """
     eligible = jnp.ones_like(counts, bool) if memberless else counts > 0
-    order = jnp.argsort(jnp.where(eligible, -drift, jnp.inf), axis=1, stable=True)
-    place = jnp.argsort(order, axis=1, stable=True)
-    return eligible & (place < selected)
+    # The largest drift that each is equal to: the same number for all that are, hence an order.
+    equal = eligible[:, None, :] & (drift[:, None, :] <= (drift + TIE * (1 + jnp.abs(drift)))[:, :, None])
+    level = jnp.max(jnp.where(equal, drift[:, None, :], -jnp.inf), axis=2)
+    level = jnp.where(eligible, level, -jnp.inf)
+    index = jnp.arange(drift.shape[1])
+    earlier = (index[:, None] > index[None, :])[None]
+    ahead = (level[:, None, :] > level[:, :, None]) | ((level[:, None, :] == level[:, :, None]) & earlier)
+    return eligible & (ahead.sum(axis=2) < selected)
 
 
 def members(chosen: Bool[Array, "B K"], labels: Int[Array, "B W"]) -> Bool[Array, "B W"]:
