@@ -143,9 +143,17 @@ class FirstTokenAtEntry:
 
     rule: CommitRule
 
-    needs = property(lambda self: self.rule.needs)
-    revokes = property(lambda self: self.rule.revokes)
-    progresses = property(lambda self: self.rule.progresses)
+    @property
+    def needs(self) -> frozenset[Signal]:
+        return self.rule.needs
+
+    @property
+    def revokes(self) -> bool:
+        return self.rule.revokes
+
+    @property
+    def progresses(self) -> bool:
+        return self.rule.progresses
 
     def problems(self, spec: Spec) -> list[str]:
         return self.rule.problems(spec)
