@@ -4,14 +4,24 @@ A row, be it a hidden state or its residual to a centroid, is coded by itself: n
 window or of the batch. Codes are made and read by integer and float32 arithmetic, as few GPUs cast to 4-bit floats.
 """
 
-import functools
-import operator
 from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
+from pallas_kernels.small_floats import (
+    E4M3_LARGEST,
+    decode_e2m1,
+    decode_e4m3,
+    divide,
+    encode_e2m1,
+    encode_e4m3,
+    exponent,
+    pack,
+    power,
+    unpack,
+)
 from polestar_jax.types import pytree
 
 Format = Literal["none", "fp8", "int8", "mxfp4", "int2", "nvfp4"]
@@ -32,9 +42,6 @@ _LAYOUTS = {
     "mxfp4": _Layout(32, 4, 1, 6.0),
     "nvfp4": _Layout(16, 4, 1, 6.0),
 }
-_E4M3_LARGEST = 448.0
-# Halfway between neighbours among the E2M1 magnitudes 0, 0.5, 1, 1.5, 2, 3, 4, 6.
-_E2M1_BOUNDARIES = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)
 
 
 @pytree
@@ -89,42 +96,42 @@ def quantize(rows: Float[Array, "... D"], format: Format, *, tensor_scale: bool 
     layout = _LAYOUTS[format]
     blocks = rows.astype(jnp.float32).reshape(*rows.shape[:-1], -1, layout.group or rows.shape[-1])
     amax = jnp.max(jnp.abs(blocks), axis=-1)
-    scales, second = _divide(amax, layout.largest), None
+    scales, second = divide(amax, layout.largest), None
     if tensor_scale:
-        second = _divide(jnp.max(amax, axis=-1, keepdims=True), _E4M3_LARGEST * layout.largest)
+        second = divide(jnp.max(amax, axis=-1, keepdims=True), E4M3_LARGEST * layout.largest)
         scales = scales / jnp.where(second > 0, second, 1.0)
     if format == "nvfp4":
-        scales = _encode_e4m3(scales)
+        scales = encode_e4m3(scales).astype(jnp.uint8)
     elif format == "mxfp4":
-        scales = (jnp.maximum(_exponent(amax) - 2, -124) + 127).astype(jnp.uint8)
+        scales = (jnp.maximum(exponent(amax) - 2, -124) + 127).astype(jnp.uint8)
     step = _step(format, scales, second)[..., None]
     ratio = blocks / jnp.where(step > 0, step, 1.0)
     match format:
         case "fp8":
-            codes = _encode_e4m3(ratio)
+            codes = encode_e4m3(ratio).astype(jnp.uint8)
         case "int8":
             codes = jnp.clip(jnp.round(ratio), -127, 127).astype(jnp.int8)
         case "int2":
             codes = jnp.where(blocks < 0, 2, 0).astype(jnp.uint8) | (jnp.abs(blocks) > step).astype(jnp.uint8)
         case _:
-            codes = _encode_e2m1(blocks, step)
-    return Codes(_pack(codes.reshape(rows.shape), layout.bits), scales, second)
+            codes = encode_e2m1(blocks, step).astype(jnp.uint8)
+    return Codes(pack(codes.reshape(rows.shape), layout.bits), scales, second)
 
 
 def dequantize(codes: Codes, format: Format) -> Float[Array, "... D"]:
     """The float32 rows that codes stand for; "none" returns its rows in their own dtype."""
     if format == "none":
         return codes.values
-    values = _unpack(codes.values, _LAYOUTS[format].bits)
+    values = unpack(codes.values, _LAYOUTS[format].bits)
     match format:
         case "fp8":
-            levels = _decode(values, bits=8, mantissa=3, bias=7)
+            levels = decode_e4m3(values)
         case "int8":
             levels = values.astype(jnp.float32)
         case "int2":
             levels = jnp.where(values & 2, -1.0, 1.0) * jnp.where(values & 1, 1.5, 0.5)
         case _:
-            levels = _decode(values, bits=4, mantissa=1, bias=1)
+            levels = decode_e2m1(values)
     step = _step(format, codes.scales, codes.tensor_scale)
     return (levels.reshape(*step.shape, -1) * step[..., None]).reshape(values.shape)
 
@@ -140,60 +147,10 @@ def _check(format: str, size: int, tensor_scale: bool) -> None:
         raise ValueError(f"D = {size} is not a multiple of {group}, the group of {format=}: {remedy}")
 
 
-def _divide(x: Float[Array, "..."], divisor: float) -> Float[Array, "..."]:
-    """`x / divisor`, correctly rounded. XLA turns a constant divisor into a product with its rounded inverse."""
-    return x / jnp.where(x > 0, divisor, 1.0)
-
-
-def _exponent(x: Float[Array, "..."]) -> Int[Array, "..."]:
-    """floor(log2(x)) of positive normal float32; -127 for zero."""
-    return (jax.lax.bitcast_convert_type(x, jnp.int32) >> 23) - 127
-
-
-def _power(exponent: Int[Array, "..."]) -> Float[Array, "..."]:
-    """2 ** exponent, exactly, for -126 .. 127."""
-    return jax.lax.bitcast_convert_type((exponent + 127) << 23, jnp.float32)
-
-
 def _step(format: Format, scales: Any, tensor_scale: Any) -> Float[Array, "... G"]:
     """What one unit of each group's values is worth."""
     if format == "mxfp4":
-        return _power(scales.astype(jnp.int32) - 127)
+        return power(scales.astype(jnp.int32) - 127)
     if format != "nvfp4":
         return scales
-    return _decode(scales, bits=8, mantissa=3, bias=7) * (1.0 if tensor_scale is None else tensor_scale)
-
-
-def _encode_e4m3(x: Float[Array, "..."]) -> Array:
-    magnitude = jnp.minimum(jnp.abs(x), _E4M3_LARGEST)
-    exponent = jnp.maximum(_exponent(magnitude), -6)
-    # In units of the last place: a carry out of them gives the first code of the next binade, as it should.
-    units = jnp.round(magnitude * _power(3 - exponent)).astype(jnp.int32)
-    return (units + 8 * (exponent + 6) + jnp.where(jnp.signbit(x), 128, 0)).astype(jnp.uint8)
-
-
-def _encode_e2m1(x: Float[Array, "..."], step: Float[Array, "..."]) -> Array:
-    """Rounds x / step by comparing |x| with boundary * step: exact, where a quotient would be rounded before it is."""
-    magnitude = jnp.abs(x)
-    beyond = (magnitude >= b * step if code % 2 else magnitude > b * step for code, b in enumerate(_E2M1_BOUNDARIES))
-    codes = sum(b.astype(jnp.int32) for b in beyond) + jnp.where(jnp.signbit(x), 8, 0)
-    return jnp.where(step > 0, codes, 0).astype(jnp.uint8)
-
-
-def _decode(codes: Array, *, bits: int, mantissa: int, bias: int) -> Float[Array, "..."]:
-    """Reads small floats without infinities: sign, exponent, mantissa."""
-    codes = codes.astype(jnp.int32)
-    field = (codes >> mantissa) & ((1 << (bits - 1 - mantissa)) - 1)
-    significand = (codes & ((1 << mantissa) - 1)) + jnp.where(field > 0, 1 << mantissa, 0)
-    value = significand.astype(jnp.float32) * _power(jnp.maximum(field, 1) - (bias + mantissa))
-    return jnp.where((codes >> (bits - 1)) & 1 == 1, -value, value)
-
-
-def _pack(codes: Array, bits: int) -> Array:
-    parts = codes.reshape(*codes.shape[:-1], -1, 8 // bits)
-    return functools.reduce(operator.or_, [parts[..., i] << (bits * i) for i in range(8 // bits)])
-
-
-def _unpack(packed: Array, bits: int) -> Array:
-    parts = [packed >> (bits * i) for i in range(8 // bits)]
-    return jnp.stack(parts, axis=-1).reshape(*packed.shape[:-1], -1)
+    return decode_e4m3(scales) * (1.0 if tensor_scale is None else tensor_scale)

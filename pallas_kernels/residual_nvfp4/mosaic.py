@@ -1,0 +1,262 @@
+"""Residual NVFP4 in Pallas Mosaic GPU, for compute capability 9.0 and later.
+
+One block treats 64 rows and 256 columns, 64 columns at a time. Two 4-bit codes meet in one byte on the tensor cores:
+neighbours in a row sit in registers of different shapes than their byte does, and a product with a 0 / 1 / 16 matrix
+moves and joins them, exactly, as small integers are exact in bfloat16. The same trick copies bytes apart again.
+"""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from pallas_kernels.small_floats import E2M1_BOUNDARIES, E2M1_LARGEST, E4M3_LARGEST, exponent, power
+
+ROWS = 64
+COLUMNS = 256
+"""A scale row of a tile is then 16 bytes, the least that the copy engine moves."""
+
+_CHUNK = 64
+_CHUNKS = COLUMNS // _CHUNK
+_GROUP = 16
+_TILE = plgpu.Layout.WGMMA
+_PER_ROW = plgpu.Layout.WGMMA.reduce(1)
+_PER_COLUMN = plgpu.Layout.WGMMA.reduce(0)
+
+
+def quantize(rows: jax.Array, labels: jax.Array, centroids: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """See `pallas_kernels.residual_nvfp4.quantize`."""
+    batch, window, size = rows.shape
+    clusters = centroids.shape[1]
+    tiles = pl.cdiv(window, ROWS)
+    labels = jnp.pad(labels, ((0, 0), (0, tiles * ROWS - window)))
+
+    def body(rows_ref, labels_ref, centroids_ref, codes_ref, scales_ref, scratch):
+        row_smem, centroid_smem, code_smem, join_smem, byte_smem, scale_smem, barrier = scratch
+        batch_index, at_rows, column = lax.axis_index("batch"), _tile("rows", ROWS), lax.axis_index("columns")
+        at_columns = pl.ds(column * COLUMNS, COLUMNS)
+        for chunk in range(_CHUNKS):
+            here = pl.ds(column * COLUMNS + chunk * _CHUNK, _CHUNK)
+            plgpu.copy_gmem_to_smem(rows_ref.at[batch_index, at_rows, here], row_smem.at[chunk], barrier)
+        plgpu.copy_gmem_to_smem(centroids_ref.at[batch_index, :, :, at_columns], centroid_smem, barrier)
+        _, place = _positions((ROWS, _CHUNK))
+        code, byte = _positions((_CHUNK, _CHUNK // 2))
+        high = jnp.where(code == 2 * byte + 1, 16.0, 0.0)
+        join_smem[...] = jnp.where(code == 2 * byte, 1.0, high).astype(jnp.bfloat16)
+        label = _load_labels(labels_ref.at[batch_index, at_rows])
+        plgpu.barrier_wait(barrier)
+
+        def treat(chunk, scales):
+            here = pl.ds(chunk * _CHUNK, _CHUNK)
+            residual = _load(row_smem.at[chunk], _TILE).astype(jnp.float32)
+            residual = residual - _centroid_of(centroid_smem, here, label, clusters)
+            step = plgpu.layout_cast(jnp.zeros((ROWS, _CHUNK), jnp.float32), _TILE)
+            _, scale_column = _positions((ROWS, COLUMNS // _GROUP))
+            for group in range(_CHUNK // _GROUP):
+                inside = place >> 4 == group
+                amax = jnp.max(jnp.where(inside, jnp.abs(residual), 0.0), axis=1)
+                scale = _encode_e4m3(amax / E2M1_LARGEST)
+                step = jnp.where(inside, _spread(_decode(scale, 3, 4, 7), step.shape), step)
+                this = scale_column == chunk * (_CHUNK // _GROUP) + group
+                scales = jnp.where(this, _spread(scale, scales.shape), scales)
+            code_smem[...] = _encode_e2m1(residual, step).astype(jnp.float32).astype(jnp.bfloat16)
+            plgpu.commit_smem()
+            packed = _multiply(code_smem, join_smem, _CHUNK // 2)
+            byte_smem[chunk] = packed.astype(jnp.uint8)
+            return scales
+
+        none = plgpu.layout_cast(jnp.zeros((ROWS, COLUMNS // _GROUP), jnp.int32), _TILE)
+        scale_smem[...] = lax.fori_loop(0, _CHUNKS, treat, none).astype(jnp.uint8)
+        plgpu.commit_smem()
+        for chunk in range(_CHUNKS):
+            here = pl.ds(column * (COLUMNS // 2) + chunk * (_CHUNK // 2), _CHUNK // 2)
+            plgpu.copy_smem_to_gmem(byte_smem.at[chunk], codes_ref.at[batch_index, at_rows, here])
+        here = pl.ds(column * (COLUMNS // _GROUP), COLUMNS // _GROUP)
+        plgpu.copy_smem_to_gmem(scale_smem, scales_ref.at[batch_index, at_rows, here])
+        plgpu.wait_smem_to_gmem(0)
+
+    return plgpu.kernel(
+        body,
+        out_type=(
+            jax.ShapeDtypeStruct((batch, window, size // 2), jnp.uint8),
+            jax.ShapeDtypeStruct((batch, window, size // _GROUP), jnp.uint8),
+        ),
+        scratch_types=[
+            [
+                plgpu.SMEM((_CHUNKS, ROWS, _CHUNK), rows.dtype),
+                plgpu.SMEM((clusters, 1, COLUMNS), jnp.float32),
+                plgpu.SMEM((ROWS, _CHUNK), jnp.bfloat16),
+                plgpu.SMEM((_CHUNK, _CHUNK // 2), jnp.bfloat16),
+                plgpu.SMEM((_CHUNKS, ROWS, _CHUNK // 2), jnp.uint8),
+                plgpu.SMEM((ROWS, COLUMNS // _GROUP), jnp.uint8),
+                plgpu.Barrier(num_arrivals=_CHUNKS + 1),
+            ]
+        ],
+        grid=(batch, tiles, size // COLUMNS),
+        grid_names=("batch", "rows", "columns"),
+    )(rows, labels, centroids[:, :, None])
+
+
+def gather(
+    codes: jax.Array,
+    scales: jax.Array,
+    labels: jax.Array,
+    centroids: jax.Array,
+    index: jax.Array,
+    packet: jax.Array,
+    changed: jax.Array,
+) -> jax.Array:
+    """See `pallas_kernels.residual_nvfp4.gather`."""
+    batch, clusters, size = centroids.shape
+    count = index.shape[1]
+    tiles = pl.cdiv(count, ROWS)
+    fetched = min(count, ROWS)  # rows of a tile; those beyond hold nothing and are not written
+    # Which centroid, or -1 where the packet's row is taken.
+    source = jnp.where(changed, -1, jnp.maximum(labels, 0)).astype(jnp.int32)
+    source = jnp.take_along_axis(source, index, axis=1, mode="clip")
+    pad = ((0, 0), (0, tiles * ROWS - count))
+    source = jnp.pad(source, pad)
+    index = jnp.pad(jnp.clip(index, 0, codes.shape[1] - 1), pad)
+
+    def body(codes_ref, scales_ref, source_ref, centroids_ref, index_ref, packet_ref, out_ref, scratch):
+        byte_smem, scale_smem, centroid_smem, packet_smem, wide_smem, split_smem, out_smem, barrier = scratch
+        batch_index, at_rows, column = lax.axis_index("batch"), _tile("rows", ROWS), lax.axis_index("columns")
+        at_columns = pl.ds(column * COLUMNS, COLUMNS)
+        plgpu.copy_gmem_to_smem(centroids_ref.at[batch_index, :, :, at_columns], centroid_smem, barrier)
+
+        def fetch(row, _):
+            chosen = index_ref[batch_index, lax.axis_index("rows") * ROWS + row]
+            for ref, smem in ((codes_ref, byte_smem), (scales_ref, scale_smem), (packet_ref, packet_smem)):
+                pieces = smem.shape[1]
+                here = ref.at[batch_index, chosen, pl.ds(column * pieces, pieces)]
+                plgpu.copy_gmem_to_smem(here, smem.at[row], barrier)
+            return _
+
+        lax.fori_loop(0, fetched, fetch, None)
+        _, place = _positions((ROWS, _CHUNK))
+        code, byte = _positions((_CHUNK, _CHUNK // 2))
+        split_smem[...] = jnp.where(code >> 1 == byte, 1.0, 0.0).astype(jnp.bfloat16)
+        kind = _load_labels(source_ref.at[batch_index, at_rows])
+        plgpu.barrier_wait(barrier)
+        _, scale_column = _positions((ROWS, COLUMNS // _GROUP))
+        scales = _load(scale_smem.at[:, 0], _TILE).astype(jnp.int32)
+
+        def treat(chunk, _):
+            here = pl.ds(chunk * _CHUNK, _CHUNK)
+            wide_smem[...] = (
+                _load(byte_smem.at[:, chunk], _TILE).astype(jnp.int32).astype(jnp.float32).astype(jnp.bfloat16)
+            )
+            plgpu.commit_smem()
+            both = _multiply(wide_smem, split_smem.transpose((1, 0)), _CHUNK)
+            code = (both >> (4 * (place & 1))) & 15
+            step = plgpu.layout_cast(jnp.zeros((ROWS, _CHUNK), jnp.float32), _TILE)
+            for group in range(_CHUNK // _GROUP):
+                this = scale_column == chunk * (_CHUNK // _GROUP) + group
+                scale = jnp.sum(jnp.where(this, scales, 0), axis=1)
+                step = jnp.where(place >> 4 == group, _spread(_decode(scale, 3, 4, 7), step.shape), step)
+            rows = _decode(code, 1, 2, 1) * step + _centroid_of(centroid_smem, here, kind, clusters)
+            packet_rows = _load(packet_smem.at[:, chunk], _TILE)
+            out_smem[chunk] = jnp.where(kind < 0, packet_rows, rows.astype(packet_rows.dtype))
+            return _
+
+        lax.fori_loop(0, _CHUNKS, treat, None)
+        plgpu.commit_smem()
+        for chunk in range(_CHUNKS):
+            here = pl.ds(column * COLUMNS + chunk * _CHUNK, _CHUNK)
+            plgpu.copy_smem_to_gmem(out_smem.at[chunk], out_ref.at[batch_index, at_rows, here])
+        plgpu.wait_smem_to_gmem(0)
+
+    return plgpu.kernel(
+        body,
+        out_type=jax.ShapeDtypeStruct((batch, count, size), packet.dtype),
+        scratch_types=[
+            [
+                plgpu.SMEM((ROWS, _CHUNKS, _CHUNK // 2), jnp.uint8),
+                plgpu.SMEM((ROWS, 1, COLUMNS // _GROUP), jnp.uint8),
+                plgpu.SMEM((clusters, 1, COLUMNS), jnp.float32),
+                plgpu.SMEM((ROWS, _CHUNKS, _CHUNK), packet.dtype),
+                plgpu.SMEM((ROWS, _CHUNK // 2), jnp.bfloat16),
+                plgpu.SMEM((_CHUNK, _CHUNK // 2), jnp.bfloat16),
+                plgpu.SMEM((_CHUNKS, ROWS, _CHUNK), packet.dtype),
+                plgpu.Barrier(num_arrivals=1 + 3 * fetched),
+            ]
+        ],
+        grid=(batch, tiles, size // COLUMNS),
+        grid_names=("batch", "rows", "columns"),
+    )(
+        codes.reshape(*codes.shape[:2], -1, _CHUNK // 2),
+        scales.reshape(*codes.shape[:2], -1, COLUMNS // _GROUP),
+        source,
+        centroids[:, :, None],
+        index,
+        packet.reshape(*codes.shape[:2], -1, _CHUNK),
+    )
+
+
+def _tile(axis: str, length: int):
+    return pl.ds(lax.axis_index(axis) * length, length)
+
+
+def _positions(shape: tuple[int, int]) -> tuple[jax.Array, jax.Array]:
+    row, column = (plgpu.broadcasted_iota(jnp.int32, shape, axis, layout=_TILE) for axis in (0, 1))
+    return row, column
+
+
+def _load(ref, layout) -> jax.Array:
+    return plgpu.load(ref, layout=layout, optimized=False)
+
+
+def _spread(per_row: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    return lax.broadcast_in_dim(per_row, shape, (0,))
+
+
+def _load_labels(ref) -> jax.Array:
+    return _spread(_load(ref, _PER_ROW), (ROWS, _CHUNK))
+
+
+def _multiply(a, b, width: int) -> jax.Array:
+    """int32 `a @ b` of small whole numbers in shared memory."""
+
+    def run(accumulator):
+        plgpu.wgmma(accumulator, a, b)
+        return accumulator[...]
+
+    return pl.run_scoped(run, plgpu.WGMMAAccumulatorRef((ROWS, width), jnp.float32)).astype(jnp.int32)
+
+
+def _centroid_of(centroid_smem, here, label: jax.Array, clusters: int) -> jax.Array:
+    chosen = _spread_columns(centroid_smem, 0, here)
+    for cluster in range(1, clusters):
+        chosen = jnp.where(label == cluster, _spread_columns(centroid_smem, cluster, here), chosen)
+    return chosen
+
+
+def _spread_columns(centroid_smem, cluster: int, here) -> jax.Array:
+    return lax.broadcast_in_dim(_load(centroid_smem.at[cluster, 0, here], _PER_COLUMN), (ROWS, _CHUNK), (1,))
+
+
+# As in small_floats, in the operations that Mosaic has.
+
+
+def _encode_e4m3(x: jax.Array) -> jax.Array:
+    magnitude = jnp.minimum(x, E4M3_LARGEST)
+    binade = jnp.maximum(exponent(magnitude), -6)
+    units = lax.round(magnitude * power(3 - binade), lax.RoundingMethod.TO_NEAREST_EVEN)
+    return units.astype(jnp.int32) + 8 * (binade + 6)
+
+
+def _encode_e2m1(x: jax.Array, step: jax.Array) -> jax.Array:
+    magnitude = jnp.abs(x)
+    codes = jnp.where(lax.bitcast_convert_type(x, jnp.int32) < 0, 8, 0)
+    for code, boundary in enumerate(E2M1_BOUNDARIES):
+        beyond = magnitude >= boundary * step if code % 2 else magnitude > boundary * step
+        codes = codes + jnp.where(beyond, 1, 0)
+    return jnp.where(step > 0, codes, 0)
+
+
+def _decode(codes: jax.Array, mantissa: int, fields: int, bias: int) -> jax.Array:
+    field = (codes >> mantissa) & ((1 << fields) - 1)
+    significand = (codes & ((1 << mantissa) - 1)) + jnp.where(field > 0, 1 << mantissa, 0)
+    value = significand.astype(jnp.float32) * power(jnp.maximum(field, 1) - (bias + mantissa))
+    return jnp.where((codes >> (mantissa + fields)) & 1 == 1, -value, value)
