@@ -1,120 +1,127 @@
-"""Hugging Face folders to `(model, params)`: strict, without torch, without running code from the folder."""
+"""Hugging Face folders as a source, and `(model, params)` from them: strict, without torch or code from the folder."""
 
 import dataclasses
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import DTypeLike
 
-from convert.names import DREAM, LLADA, LLAMA, Naming, choose, flatten, unflatten
-from convert.shards import Entry, read, read_json, scan
-from models import dream, llada
+from convert.names import choose, flatten, unflatten
+from convert.shards import INDEX, SINGLE, Entry, read, scan
+from convert.source import Leaf, Source, dtype_name, existing_folder, read_config
 from models.transformer import Config, Params, Transformer
-
-FAMILIES = {"llada": (llada.read_config, (LLADA, LLAMA)), "Dream": (dream.read_config, (DREAM,))}
-"""By `model_type`: the reader of its config, and the names that its tensors may have."""
 
 _WEIGHT_DTYPES = {"F32": "float32", "BF16": "bfloat16"}
 _HALF = "F16"
 
 
-def load_hf(folder: str | os.PathLike[str], *, dtype: DTypeLike | None = None) -> tuple[Transformer, Params]:
-    """Loads a LLaDA or Dream checkpoint from a Hugging Face folder.
-
-    Config, names, shapes and dtypes are all checked before the first weight is read. Weights are then read one tensor
-    at a time, so that host memory beyond the result stays near the largest tensor.
+def open_hf(folder: str | os.PathLike[str], *, dtype: DTypeLike | None = None) -> Source:
+    """Checks config, names, shapes and dtypes of a Hugging Face folder, before the first weight is read.
 
     Args:
       folder: holds `config.json` and `model.safetensors`, or shards with `model.safetensors.index.json`. Tensors may
         have LLaDA's own names, the LLaMA-like ones of LLaDA-V, or Dream's.
-      dtype: of the parameters, float32 or bfloat16; None keeps that of the file.
-
-    Returns:
-      The model, and its parameters as the nested dict of `model.abstract_params()`, weights `[out, in]`.
+      dtype: to read weights as, float32 or bfloat16; None keeps that of the file.
 
     Raises:
       FileNotFoundError: a file is missing.
       ValueError: a file is damaged, or config and tensors do not fit; the message lists every offender.
     """
-    folder = Path(folder)
-    if not folder.is_dir():
-        raise FileNotFoundError(f"{folder} is not a folder: give the path of a downloaded Hugging Face checkpoint")
-    wanted = None if dtype is None else _dtype_name(dtype)
-    config, namings = _config(folder, read_json(folder / "config.json"))
+    folder = existing_folder(folder)
+    wanted = None if dtype is None else dtype_name(dtype)
+    config, fields, namings = read_config(folder)
     entries, problems = scan(folder)
     abstract = flatten(Transformer(config).abstract_params())
     naming = choose(namings, abstract, entries)
+    names = {path: naming.source(path) for path in abstract}
+    expected = {names[path]: leaf.shape for path, leaf in abstract.items()}
     tied_head = entries.get(naming.source("head.weight")) if config.tied else None
     if tied_head:
-        abstract["head.weight"] = abstract["embedding"]
-    sources = {naming.source(path): path for path in abstract}
-    problems += _problems(naming, entries, {name: abstract[path].shape for name, path in sources.items()}, config)
-    stored = [entries[name] for name in sources if name in entries]
+        expected[tied_head.name] = abstract["embedding"].shape
+    tables = (naming.source("embedding"), naming.source("head.weight"))
+    ignored = {name: "a buffer" for name in entries if name not in expected and naming.ignores(name)}
+    weights = {name: entry for name, entry in entries.items() if name not in ignored}
+    problems += _problems(naming.title, tables, weights, expected, config)
+    stored = [entries[name] for name in expected if name in entries]
     problems += _dtype_problems(stored, wanted)
     if problems:
         listing = "\n  ".join(problems)
         raise ValueError(f"{folder} cannot be loaded, its tensors do not fit its config.json:\n  {listing}")
+    if tied_head:
+        _check_tied(folder, entries[names["embedding"]], tied_head)
+        ignored[tied_head.name] = "equal to the embedding, which the head is tied to"
 
     config = dataclasses.replace(config, dtype=wanted or _WEIGHT_DTYPES[stored[0].dtype])
-    model = Transformer(config)
-    # Cast on the host: the device then never holds a weight in two dtypes.
-    leaves = {
-        sources[entry.name]: jnp.asarray(values.astype(jnp.dtype(config.dtype), copy=False))
-        for entry, values in read(stored)
-    }
-    if tied_head and not jnp.array_equal(leaves.pop("head.weight"), leaves["embedding"], equal_nan=True):
-        raise ValueError(
-            f"{folder}: config.json ties the head to the embedding, but {tied_head.name} differs from"
-            f" {naming.source('embedding')}: set weight_tying to false in config.json if the head was trained"
-        )
+    paths = {name: path for path, name in names.items()}
+
+    def values(some: Iterable[str]) -> Iterator[tuple[str, np.ndarray]]:
+        for entry, array in read(entries[names[path]] for path in some):
+            # Cast on the host: the device then never holds a weight in two dtypes.
+            yield paths[entry.name], array.astype(jnp.dtype(config.dtype), copy=False)
+
+    leaves = {path: _leaf(entries[name]) for path, name in names.items()}
+    shards = sorted({entry.file.name for entry in entries.values()})
+    return Source(
+        config=config,
+        fields=fields,
+        naming=naming,
+        leaves=leaves,
+        read=values,
+        folder=folder,
+        files=tuple(shards if shards == [SINGLE] else [*shards, INDEX]),
+        ignored=ignored,
+    )
+
+
+def load_hf(folder: str | os.PathLike[str], *, dtype: DTypeLike | None = None) -> tuple[Transformer, Params]:
+    """Loads a LLaDA or Dream checkpoint from a Hugging Face folder.
+
+    Weights are read one tensor at a time, so that host memory beyond the result stays near the largest tensor.
+
+    Args and errors are those of `open_hf`.
+
+    Returns:
+      The model, and its parameters as the nested dict of `model.abstract_params()`, weights `[out, in]`.
+    """
+    source = open_hf(folder, dtype=dtype)
+    model = Transformer(source.config)
+    leaves = {path: jnp.asarray(values) for path, values in source.read(source.leaves)}
     return model, unflatten(model.abstract_params(), leaves)
 
 
-def _dtype_name(dtype: DTypeLike) -> str:
-    name = dtype if isinstance(dtype, str) else jnp.dtype(dtype).name
-    if name not in _WEIGHT_DTYPES.values():
-        raise ValueError(f"dtype={name!r} must be 'float32' or 'bfloat16'")
-    return name
+def _leaf(entry: Entry) -> Leaf:
+    return Leaf(entry.name, entry.shape, _WEIGHT_DTYPES.get(entry.dtype, "float16"))
 
 
-def _config(folder: Path, fields: Mapping[str, Any]) -> tuple[Config, tuple[Naming, ...]]:
-    """The config, checked against its own vocabulary, and the names that the tensors may have."""
-    file = folder / "config.json"
-    family = fields.get("model_type")
-    if family not in FAMILIES:
-        known = " and ".join(map(repr, FAMILIES))
-        raise ValueError(f"{file} says model_type={family!r}: only checkpoints of {known} can be loaded")
-    read_config, namings = FAMILIES[family]
-    try:
-        config = read_config(fields)
-    except ValueError as error:
-        raise ValueError(f"{file}: {error}") from error
-    ids = {"mask_token_id": config.mask_id, "eos_token_id": config.eos_id}
-    problems = [
-        f"{name}={value} lies outside the vocabulary of {config.vocab_size}"
-        for name, value in ids.items()
-        if not 0 <= value < config.vocab_size
-    ]
-    if fields["vocab_size"] > config.vocab_size:
-        problems.append(f"embedding_size={config.vocab_size} is less than vocab_size={fields['vocab_size']}")
-    if problems:
-        raise ValueError(f"{file}: {'; '.join(problems)}: it belongs to another vocabulary than its own sizes say")
-    return config, namings
+def _check_tied(folder: Path, embedding: Entry, head: Entry) -> None:
+    """Refuses a head that config.json ties to the embedding and that the file has with other values."""
+    values = {entry.name: array for entry, array in read([embedding, head])}
+    # Compared as stored, a row block at a time: NumPy widens bfloat16 to compare it.
+    for start in range(0, embedding.shape[0], 4096):
+        rows = [values[name][start : start + 4096].astype(np.float32) for name in (embedding.name, head.name)]
+        if not np.array_equal(*rows, equal_nan=True):
+            raise ValueError(
+                f"{folder}: config.json ties the head to the embedding, but {head.name} differs from"
+                f" {embedding.name}: set weight_tying (Dream: tie_word_embeddings) to false in config.json if the head"
+                " was trained"
+            )
 
 
 def _problems(
-    naming: Naming, entries: Mapping[str, Entry], expected: Mapping[str, tuple[int, ...]], config: Config
+    title: str,
+    tables: tuple[str, str],
+    entries: Mapping[str, Entry],
+    expected: Mapping[str, tuple[int, ...]],
+    config: Config,
 ) -> list[str]:
     """A line for every tensor that is missing, unexpected or of another shape than the config asks for."""
     problems = [f"missing: {name} {list(shape)}" for name, shape in expected.items() if name not in entries]
-    tables = (naming.source("embedding"), naming.source("head.weight"))
     for name, entry in entries.items():
         if name not in expected:
-            if not naming.ignores(name):
-                problems.append(f"unexpected: {name} {list(entry.shape)} is no tensor of a {naming.title} checkpoint")
+            problems.append(f"unexpected: {name} {list(entry.shape)} is no tensor of a {title} checkpoint")
         elif name in tables and entry.shape[1:] == expected[name][1:] and entry.shape != expected[name]:
             problems.append(
                 f"vocabulary: {name} has {entry.shape[0]} rows, config.json says {config.vocab_size}"

@@ -18,4 +18,23 @@ LLADA_8B = Config(
     dtype="bfloat16",
 )
 
+DREAM_7B = Config(
+    family="dream",
+    vocab_size=152064,
+    model_size=3584,
+    layers=28,
+    heads=28,
+    kv_heads=4,
+    feed_forward=18944,
+    max_length=131072,
+    rope_theta=1000000.0,
+    epsilon=1e-6,
+    mask_id=151666,
+    eos_id=151643,
+    bias=True,
+    shift=1,
+    wide_rotary=False,
+    dtype="bfloat16",
+)
+
 PUBLISHED = {"llada-8b": Transformer(LLADA_8B)}

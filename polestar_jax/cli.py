@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-COMMANDS = ("demo", "generate", "bench", "plan")
+COMMANDS = ("demo", "generate", "bench", "plan", "convert")
 
 
 class _Parser(argparse.ArgumentParser):

@@ -1,5 +1,6 @@
 """Checkpoints by name or by folder: the one place where the library reaches for `models` and `convert`."""
 
+import importlib
 import importlib.util
 import sys
 from pathlib import Path
@@ -25,8 +26,8 @@ def load(name_or_dir: str | Path, *, dtype: DTypeLike | None = None) -> tuple[Mo
     """Loads a checkpoint: model, parameters, tokenizer.
 
     Args:
-      name_or_dir: an embedded name such as `"polestar-tiny"`, or the path of a Hugging Face folder. A folder that has
-        an embedded name is reached as `"./polestar-tiny"`.
+      name_or_dir: an embedded name such as `"polestar-tiny"`, or the path of a Hugging Face folder or of an Orbax
+        folder that `polestar convert` made. A folder that has an embedded name is reached as `"./polestar-tiny"`.
       dtype: of the parameters, float32 or bfloat16; None keeps that of the file.
 
     Returns:
@@ -38,9 +39,7 @@ def load(name_or_dir: str | Path, *, dtype: DTypeLike | None = None) -> tuple[Mo
       ValueError: files are damaged or do not fit each other; the message lists every offender.
       ImportError: another package called `models` or `convert` hides ours.
     """
-    for package in ("models", "convert"):
-        _require_ours(package)
-    from convert import load_hf
+    load_folder = import_ours("convert").load
     from polestar_jax.tokenizer_files import read_tokenizer
 
     folder = _EMBEDDED / name_or_dir if name_or_dir in embedded_names() else Path(name_or_dir)
@@ -49,8 +48,19 @@ def load(name_or_dir: str | Path, *, dtype: DTypeLike | None = None) -> tuple[Mo
             f"{str(name_or_dir)!r} is neither an embedded checkpoint ({', '.join(embedded_names()) or 'none is built'})"
             " nor a folder: give the path of a downloaded Hugging Face folder, nothing is downloaded from here"
         )
-    model, params = load_hf(folder, dtype=dtype)
+    model, params = load_folder(folder, dtype=dtype)
     return model, params, read_tokenizer(folder, model.config)
+
+
+def import_ours(package: str) -> Any:
+    """One of the packages that come beside `polestar_jax`, `models` or `convert`.
+
+    Raises:
+      ImportError: another package of that name, or of the other's, hides it.
+    """
+    for name in ("models", "convert"):
+        _require_ours(name)
+    return importlib.import_module(package)
 
 
 def _require_ours(package: str) -> None:
