@@ -56,8 +56,10 @@ def written_aside(
             write_json(aside / record, plan)
             yield aside
             _rename(aside, target)
-        except Exception:
+        except Exception as error:
             shutil.rmtree(aside, ignore_errors=True)
+            if isinstance(error, OSError) and error.errno and not error.filename:
+                raise OSError(f"{target} cannot be written ({error.strerror})") from error
             raise
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from jax.typing import DTypeLike
 
 from convert import orbax, writer
-from convert.aside import aside_of, check_target, write_json, written_aside
+from convert.aside import check_target, write_json, written_aside
 from convert.hf import open_hf
 from convert.source import CONFIG, Source, from_params
 from models.transformer import Params, Transformer
@@ -116,9 +116,8 @@ def _write(
     progress: Callable[[str, int], None] = lambda path, size: None,
 ) -> dict[str, Any]:
     report = _report(source, to)
-    if not (resume and aside_of(target).is_dir()):
-        _check_space(target, report["bytes"])
     with written_aside(target, orbax.RECORD, report, resume=resume, overwrite=overwrite) as folder:
+        _check_space(folder, report["bytes"])
         for file in _beside(source):
             shutil.copyfile(file, folder / file.name)
         for name, content in files.items():
@@ -176,10 +175,12 @@ def _beside(source: Source) -> list[Path]:
     )
 
 
-def _check_space(target: Path, size: int) -> None:
-    free = shutil.disk_usage(target.parent).free
+def _check_space(folder: Path, size: int) -> None:
+    """Refuses to begin, or to go on, with what will not fit."""
+    size -= sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    free = shutil.disk_usage(folder).free
     if free < size:
         raise OSError(
-            f"{target} needs {size / 1e9:.2f} GB and {target.parent} has {free / 1e9:.2f} GB free: make room, or choose"
-            " another place"
+            f"{size / 1e9:.2f} GB are to be written and {folder.parent} has {free / 1e9:.2f} GB free: make room, or"
+            " choose another place"
         )

@@ -13,6 +13,8 @@ import logging
 import os
 import re
 import shutil
+import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -87,7 +89,7 @@ def open_orbax(folder: str | os.PathLike[str], *, dtype: DTypeLike | None = None
     naming = next((naming for naming in namings if naming.title == record.get("naming")), namings[0])
     from orbax.checkpoint import v1 as ocp
 
-    with _understood(folder / PARAMS, ValueError, "read"):
+    with _understood(folder / PARAMS):
         stored = flatten(ocp.metadata(_place(folder / PARAMS)).metadata)
     expected = flatten(Transformer(config).abstract_params())
     problems = [f"missing: {path} {list(leaf.shape)}" for path, leaf in expected.items() if path not in stored]
@@ -144,12 +146,12 @@ def write_params(folder: Path, source: Source, progress: Progress) -> None:
         for path in saved:
             progress(path, source.size(path))
         for piece in _pieces(source, [path for path in source.leaves if path not in saved]):
-            with _understood(folder, OSError, "written"), _writing():
+            with _understood(folder), _writing():
                 ocp.partial.save(_place(target), _nest(piece))
             for path in piece:
                 progress(path, source.size(path))
         merging.touch()
-        with _understood(folder, OSError, "written"), _writing():
+        with _understood(folder), _writing():
             ocp.partial.finalize(_place(target))
     merging.unlink(missing_ok=True)
 
@@ -201,7 +203,7 @@ def _load(target: Path, wanted: Mapping[str, Any]) -> Any:
 
     context = ocp.Context()
     context.pytree.loading.partial_load = True
-    with _understood(target, ValueError, "read"), context:
+    with _understood(target), context:
         return ocp.load(_place(target), _nest(wanted))
 
 
@@ -221,16 +223,27 @@ def _writing() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _understood(place: Path, kind: type[Exception], done: str) -> Iterator[None]:
-    """Turns whatever Orbax raises into one line of a `kind`, and keeps its own traceback off the terminal."""
-    logger = logging.getLogger("absl")
+def _understood(place: Path) -> Iterator[None]:
+    """Turns whatever Orbax raises into an error of one line, and keeps its own traceback off the terminal.
+
+    Raises:
+      OSError: the system refused, with its number and words.
+      ValueError: anything else.
+    """
+    logger, hook = logging.getLogger("absl"), sys.unraisablehook
     level = logger.level
     logger.setLevel(logging.CRITICAL + 1)
+    sys.unraisablehook = lambda problem: None
     try:
         yield
-    except Exception as error:  # Orbax raises anything, TensorStore raises ValueError for a full disk
-        reason = re.search(r"OS error \d+: (?:\w+ )?([^\]\n]*)", str(error))
-        words = reason[1] if reason else str(error).splitlines()[0]
-        raise kind(f"{place} cannot be {done} ({words})") from error
+    except Exception as error:  # Orbax raises anything, and TensorStore ValueErrors even for a full disk
+        time.sleep(0.2)  # other writes that fail now report to a loop that Orbax has closed
+        system = re.search(r"([^:\[\]]+) \[os_error_code='(\d+)'", str(error))
+        if system:
+            raise OSError(int(system[2]), system[1].strip()) from error
+        if isinstance(error, OSError) and error.errno:
+            raise
+        raise ValueError(f"{place} is damaged ({str(error).splitlines()[0]})") from error
     finally:
         logger.setLevel(level)
+        sys.unraisablehook = hook

@@ -19,8 +19,9 @@ SHARD_BYTES = 5 * 10**9
 _NAMES = {"float32": "F32", "bfloat16": "BF16"}
 
 
-def shard_files(source: Source, limit: int = SHARD_BYTES) -> dict[str, list[str]]:
-    """The dotted paths of every file that a source becomes."""
+def shard_files(source: Source, limit: int | None = None) -> dict[str, list[str]]:
+    """The dotted paths of every file that a source becomes; None is the usual limit."""
+    limit = limit or SHARD_BYTES
     shards: list[list[str]] = [[]]
     size = 0
     for path in source.leaves:
@@ -34,7 +35,7 @@ def shard_files(source: Source, limit: int = SHARD_BYTES) -> dict[str, list[str]
     return {f"model-{i:05}-of-{len(shards):05}.safetensors": paths for i, paths in enumerate(shards, 1)}
 
 
-def write_weights(folder: Path, source: Source, progress: Callable[[str, int], None], limit: int = SHARD_BYTES) -> None:
+def write_weights(folder: Path, source: Source, progress: Callable[[str, int], None], limit: int | None = None) -> None:
     """Writes the shards and, if there are several, their index; whole shards that are already there are kept.
 
     Raises:

@@ -29,11 +29,14 @@ _FIELDS = Fields(
         "hidden_act": ("silu",),
         "rope_scaling": (None,),
         "use_sliding_window": (False, None),
+        "use_mrope": (False, None),
+        "attention_bias": (True, None),
+        "mlp_bias": (False, None),
         "layer_types": (None,),
     },
     ignored=frozenset(
-        "_attn_implementation_autoset _name_or_path architectures attention_dropout auto_map bos_token_id dtype"
-        " initializer_range mask_token_id max_window_layers pad_token_id rope_parameters sliding_window"
+        "_attn_implementation_autoset _name_or_path architectures attention_dropout attn_implementation auto_map"
+        " bos_token_id dtype initializer_range max_window_layers pad_token_id rope_parameters sliding_window"
         " tie_word_embeddings torch_dtype transformers_version use_cache".split()
     ),
 )

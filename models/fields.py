@@ -6,6 +6,17 @@ from typing import Any
 
 DTYPES = ("float32", "bfloat16")
 
+_GENERIC = {
+    "bad_words_ids": None, "begin_suppress_tokens": None, "chunk_size_feed_forward": 0, "diversity_penalty": 0.0,
+    "do_sample": False, "early_stopping": False, "encoder_no_repeat_ngram_size": 0,
+    "id2label": {"0": "LABEL_0", "1": "LABEL_1"}, "label2id": {"LABEL_0": 0, "LABEL_1": 1}, "length_penalty": 1.0,
+    "max_length": 20, "min_length": 0, "no_repeat_ngram_size": 0, "num_beam_groups": 1, "num_beams": 1,
+    "num_return_sequences": 1, "pretraining_tp": 1, "repetition_penalty": 1.0, "return_dict": True, "temperature": 1.0,
+    "top_k": 50, "top_p": 1.0, "typical_p": 1.0,
+}  # fmt: skip
+"""Fields that transformers writes for any model when told to write all of them, with its defaults. Those that are null,
+false or empty by default need no mention: any unknown field may be off."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Fields:
@@ -37,7 +48,11 @@ class Fields:
             if name in self.fixed:
                 if value not in self.fixed[name]:
                     found.append(f"{name}={value!r} is not supported (only {self.fixed[name][0]!r})")
-            elif name not in self.used and name not in self.optional and name not in self.ignored:
+            elif name in self.used or name in self.optional or name in self.ignored or _is_off(name, value):
+                continue
+            elif name in _GENERIC:
+                found.append(f"{name}={value!r} is not supported (only its default {_GENERIC[name]!r})")
+            else:
                 found.append(f"{name}={value!r} is not a known field of a {self.title} config")
         if dtype not in DTYPES:
             found.append(f"dtype={dtype!r} must be 'float32' or 'bfloat16'")
@@ -47,6 +62,11 @@ class Fields:
         """Raises `ValueError` with all `problems`, if there are any."""
         if problems:
             raise ValueError(f"config.json cannot be read as {self.title}: " + "; ".join(problems))
+
+
+def _is_off(name: str, value: Any) -> bool:
+    """Whether an unknown field says nothing: null, false, empty, or the default of a generic field."""
+    return value is None or value is False or value in ({}, []) or (name in _GENERIC and value == _GENERIC[name])
 
 
 def head_problems(
