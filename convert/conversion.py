@@ -3,7 +3,7 @@
 import hashlib
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +66,7 @@ def convert(
     check_target(target, overwrite=overwrite)
     checked = open_source(source, dtype=dtype)
     started(checked)
-    return _write(target, checked, to, {}, resume=resume, overwrite=overwrite, progress=progress)
+    return _write(target, checked, to, resume=resume, overwrite=overwrite, progress=progress)
 
 
 def save_hf(
@@ -74,7 +74,6 @@ def save_hf(
     model: Transformer,
     params: Params,
     *,
-    files: Mapping[str, str] | None = None,
     overwrite: bool = False,
 ) -> None:
     """Writes parameters as a Hugging Face folder of their family.
@@ -83,14 +82,13 @@ def save_hf(
       folder: to make; it appears whole or not at all.
       model: whose config says dtype and family.
       params: its parameters.
-      files: more files by name, such as `tokenizer.json`.
       overwrite: replace a folder that is there.
 
     Raises:
       ValueError: the parameters are not those of the model.
       OSError: the folder is there, or cannot be written.
     """
-    _write(Path(os.path.abspath(folder)), from_params(model, params), "hf", files or {}, overwrite=overwrite)
+    _write(Path(os.path.abspath(folder)), from_params(model, params), "hf", overwrite=overwrite)
 
 
 def save_orbax(
@@ -98,18 +96,16 @@ def save_orbax(
     model: Transformer,
     params: Params,
     *,
-    files: Mapping[str, str] | None = None,
     overwrite: bool = False,
 ) -> None:
     """Writes parameters as an Orbax folder; arguments and errors are those of `save_hf`."""
-    _write(Path(os.path.abspath(folder)), from_params(model, params), "orbax", files or {}, overwrite=overwrite)
+    _write(Path(os.path.abspath(folder)), from_params(model, params), "orbax", overwrite=overwrite)
 
 
 def _write(
     target: Path,
     source: Source,
     to: str,
-    files: Mapping[str, str],
     *,
     resume: bool = False,
     overwrite: bool = False,
@@ -120,10 +116,10 @@ def _write(
         _check_space(folder, report["bytes"])
         for file in _beside(source):
             shutil.copyfile(file, folder / file.name)
-        for name, content in files.items():
-            (folder / name).write_text(content)
         write_json(folder / CONFIG, source.fields_out())
         (orbax.write_params if to == "orbax" else writer.write_weights)(folder, source, progress)
+        if source.folder is None:
+            (folder / orbax.RECORD).unlink()  # nothing was converted
     return report
 
 

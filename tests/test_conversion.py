@@ -121,7 +121,7 @@ def test_load_takes_a_name_an_orbax_folder_and_a_hugging_face_folder(target: Pat
     for model, params, tokenizer in loaded[1:]:
         assert model == loaded[0][0]
         assert_same(params, loaded[0][1])
-        assert tokenizer.to_str() == loaded[0][2].to_str()
+        assert tokenizer.decode([7, 8, 9]) == loaded[0][2].decode([7, 8, 9])
 
 
 def test_restore_puts_parameters_where_it_is_told(source: Path, target: Path):
@@ -153,7 +153,7 @@ def test_dtype_is_chosen_at_conversion_or_at_loading(source: Path, tmp_path: Pat
 
 
 def test_names_survive(source: Path, tmp_path: Path):
-    model, params = convert.load_hf(source)
+    _, params = convert.load_hf(source)
     tensors = load_file(source / "model.safetensors")
     save_file(
         {LLAMA.source(path): tensors[LLADA.source(path)] for path in flatten(params)}, source / "model.safetensors"
@@ -205,9 +205,8 @@ def test_shards_and_their_index(source: Path, target: Path, monkeypatch):
 
 def test_parameters_in_memory(golden: Path, tmp_path: Path):
     model, params = convert.load_hf(golden / "dream_gqa")
-    convert.save_hf(tmp_path / "hf", model, params, files={"note.txt": "hello"})
+    convert.save_hf(tmp_path / "hf", model, params)
     convert.save_orbax(tmp_path / "orbax", model, params)
-    assert (tmp_path / "hf" / "note.txt").read_text() == "hello"
     for found, loaded in (convert.load_hf(tmp_path / "hf"), convert.restore(tmp_path / "orbax")):
         assert found == model
         assert_same(loaded, params)
@@ -336,11 +335,9 @@ def test_existing_targets(source: Path, target: Path):
         convert.convert(source, target)
     assert (target / "mine.txt").read_text() == "mine"
 
-    damaged = load_file(source / "model.safetensors")
     with pytest.raises(Killed):
         convert.convert(source, target, overwrite=True, progress=stop_after(3))
     assert (target / "mine.txt").read_text() == "mine" and convert.restore(target)
-    del damaged
     convert.convert(source, target, overwrite=True, resume=True)
     assert not (target / "mine.txt").exists() and convert.restore(target)
     assert [path.name for path in target.parent.iterdir() if path.name.startswith("target")] == ["target"]
