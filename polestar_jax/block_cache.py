@@ -120,7 +120,7 @@ def prefix_step(
     block = step_slots(spec, scope, first_token)
     width = block.shape[1]
     slot = block[:, :1] + iota(spec.gen_length + width - spec.span)
-    rows = rows_at(canvas, slot, mine, contiguous=True)
+    rows = rows_at(canvas, slot, mine, contiguous=True, visible=scope.visible)
     ran = forward_rows(spec, params, cache.keys, cache.values, canvas, rows, scope.visible)
     done = rows_pass(spec, KeysValues(ran.keys, ran.values), rows, ran.output)
     return done._replace(hidden=done.hidden[:, :width], slot=block, valid=done.valid[:, :width])

@@ -27,13 +27,17 @@ def put_rows(plane: jax.Array, index: jax.Array, values: jax.Array, write: jax.A
     return plane.at[batch, target].set(values.astype(plane.dtype), mode="drop")
 
 
-def rows_at(canvas: Canvas, slot: jax.Array, mine: jax.Array, *, contiguous: bool = False) -> RowSet:
+def rows_at(
+    canvas: Canvas, slot: jax.Array, mine: jax.Array, *, contiguous: bool = False, visible: jax.Array | None = None
+) -> RowSet:
     """The rows at `slot` `[B, R]`: those outside the canvas and pads are invalid, and only those that are `mine` write.
 
     Args:
       contiguous: whether the slots follow one another, which makes writing them cheap.
+      visible: bool `[B, N]`, slots outside which rows are invalid too; None for all.
     """
-    valid = (slot >= 0) & (slot < canvas.tokens.shape[1]) & take_rows(canvas.valid, slot)
+    visible = canvas.valid if visible is None else canvas.valid & visible
+    valid = (slot >= 0) & (slot < canvas.tokens.shape[1]) & take_rows(visible, slot)
     return RowSet(
         slot=slot,
         token=take_rows(canvas.tokens, slot),

@@ -48,13 +48,22 @@ class SemiAutoregressive:
         zeros = jnp.zeros((spec.batch,), jnp.int32)
         return Blocks(zeros, zeros)
 
+    def _open_block(self, spec: Spec, index: jax.Array, canvas: Canvas) -> jax.Array:
+        """int32 `[B]`: the first block with a mask left, from `index` on; `index` itself if there is none."""
+        open_blocks = canvas.masked[:, spec.prompt_length :].reshape(spec.batch, -1, self.block_length).any(-1)
+        number = iota(open_blocks.shape[1])
+        following = jnp.argmax(open_blocks & (number >= index[:, None]), axis=1).astype(jnp.int32)
+        return jnp.maximum(following, index)
+
     def scope(self, spec: Spec, state: Blocks, canvas: Canvas, keys: jax.Array) -> Scope:
-        start = spec.prompt_length + state.index * self.block_length
+        # Only the first block of all may have no mask at its entry: `advance` skips the others.
+        index = jnp.where(state.phase == 0, self._open_block(spec, state.index, canvas), state.index)
+        start = spec.prompt_length + index * self.block_length
         stop = start + self.block_length
         slot = iota(spec.length)
         inside = (slot >= start[:, None]) & (slot < stop[:, None])
         return Scope(
-            index=state.index,
+            index=index,
             start=start,
             stop=stop,
             candidates=canvas.masked & inside,
@@ -68,9 +77,5 @@ class SemiAutoregressive:
         return state, scope
 
     def advance(self, spec: Spec, state: Blocks, scope: Scope, canvas: Canvas) -> Blocks:
-        open_blocks = canvas.masked[:, spec.prompt_length :].reshape(spec.batch, -1, self.block_length).any(-1)
-        number = iota(open_blocks.shape[1])
-        # argmax finds the first block, from the current one on, with a mask left.
-        following = jnp.argmax(open_blocks & (number >= state.index[:, None]), axis=1).astype(jnp.int32)
-        index = jnp.maximum(following, state.index)
-        return Blocks(index, jnp.where(index == state.index, state.phase + 1, 0))
+        index = self._open_block(spec, scope.index, canvas)
+        return Blocks(index, jnp.where(index == scope.index, scope.phase + 1, 0))

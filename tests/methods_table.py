@@ -49,6 +49,19 @@ METHODS = {
     "prefix": functools.partial(methods.fast_dllm, cache="prefix", threshold=0.6),
     "dual_steps": functools.partial(methods.fast_dllm, steps=8),
     "dual_entry": functools.partial(methods.fast_dllm, first_token="entry", threshold=0.6),
+    "hierarchy": functools.partial(
+        methods.hierarchy, "release", threshold=0.6, low_threshold=0.2, remask_threshold=0.3
+    ),
+    "localleap": functools.partial(methods.localleap, threshold=0.6, relaxed=0.3, radius=1),
+    "dimple": functools.partial(methods.dimple, threshold=0.6),
+    "prophet": functools.partial(methods.prophet, early=4.0, mid=3.0, late=2.0, answer_start=9, answer_length=3),
+    "slowfast": functools.partial(methods.slowfast, floor=0.2, threshold=0.6, explore=3),
+    "wino": functools.partial(methods.wino, threshold=0.3, threshold_back=0.5),
+    "dpad": functools.partial(methods.dpad, threshold=0.6, window=9),
+    "dpad_prefix": functools.partial(
+        methods.dpad, cache="prefix", draw="uniform", preserved=3, window=7, threshold=0.6, stop_at_eos=True
+    ),
+    "freecache": functools.partial(methods.freecache, threshold=0.6),
     "polestar": functools.partial(methods.polestar, update_threshold=1, **_GATE),
     "polestar_release": functools.partial(methods.polestar, "release", **_GATE),
 }
@@ -61,6 +74,14 @@ ONE_PER_FORWARD = {
     "dual": {"threshold": 2.0},
     "prefix": {"threshold": 2.0},
     "dual_entry": {"threshold": 2.0},
+    "hierarchy": {"threshold": 2.0, "low_threshold": 2.0, "remask_threshold": -1.0},
+    "localleap": {"threshold": 2.0},
+    "dimple": {"threshold": 2.0},
+    "prophet": {"early": 1e9, "mid": 1e9, "late": 1e9},
+    "slowfast": {"threshold": 2.0},
+    "wino": {"threshold": 2.0},
+    "dpad": {"threshold": 2.0},
+    "freecache": {"threshold": 2.0},
     "polestar": {"tau": float("inf"), "suffix_tau": 2.0},
     "polestar_release": {"tau": float("inf"), "suffix_tau": 2.0},
 }
@@ -87,6 +108,15 @@ OTHER_NUMBERS = {
     "dual": {"threshold": 0.4},
     "prefix": {"threshold": 0.4},
     "dual_entry": {"threshold": 0.4},
+    "hierarchy": {"threshold": 0.8, "low_threshold": 0.3, "remask_threshold": 0.1},
+    "localleap": {"threshold": 0.8, "relaxed": 0.2, "radius": 2},
+    "dimple": {"threshold": 0.4},
+    "prophet": {"early": 8.0, "mid": 1.0, "late": 0.5, "answer_start": 2, "answer_length": 5},
+    "slowfast": {"floor": 0.1, "threshold": 0.4, "deviation": 0.5},
+    "wino": {"threshold": 0.5, "threshold_back": 0.3},
+    "dpad": {"threshold": 0.4, "scale": 1.5, "decay": 2.0, "window": 6},
+    "dpad_prefix": {"threshold": 0.4, "preserved": 1, "window": 5},
+    "freecache": {"threshold": 0.4},
     "polestar": _OTHER_GATE,
     "polestar_release": _OTHER_GATE,
 }

@@ -1,0 +1,52 @@
+"""Ends a row at its end-of-text token; off in every method's defaults, since the paper counts full trajectories."""
+
+import dataclasses
+
+import jax.numpy as jnp
+
+from polestar_jax.rows import iota
+from polestar_jax.types import Canvas, CommitRule, Prediction, Reason, Scope, Signal, Spec, State, pytree
+
+
+@pytree
+class StopAtEos:
+    """Commits as another rule does; a block that is finished and holds EOS fills everything after it with EOS.
+
+    Attributes:
+      rule: the other rule.
+    """
+
+    rule: CommitRule
+
+    @property
+    def needs(self) -> frozenset[Signal]:
+        return self.rule.needs
+
+    @property
+    def revokes(self) -> bool:
+        return self.rule.revokes
+
+    @property
+    def progresses(self) -> bool:
+        return self.rule.progresses
+
+    def problems(self, spec: Spec) -> list[str]:
+        return self.rule.problems(spec)
+
+    def init(self, spec: Spec) -> State:
+        return self.rule.init(spec)
+
+    def commit(self, spec: Spec, state: State, scope: Scope, canvas: Canvas, prediction: Prediction):
+        state, commits = self.rule.commit(spec, state, scope, canvas, prediction)
+        slot, eos_id = iota(spec.length), spec.model.config.eos_id
+        inside = (slot >= scope.start[:, None]) & (slot < scope.stop[:, None])
+        masked = (canvas.masked | commits.revoke) & ~commits.write
+        tokens = jnp.where(commits.write, commits.tokens, canvas.tokens)
+        ends = ~(inside & masked).any(axis=1) & (inside & ~masked & (tokens == eos_id)).any(axis=1)
+        rest = ends[:, None] & canvas.masked & (slot >= scope.stop[:, None]) & ~commits.write
+        return state, dataclasses.replace(
+            commits,
+            write=commits.write | rest,
+            tokens=jnp.where(rest, eos_id, commits.tokens),
+            reason=jnp.where(rest, jnp.uint8(Reason.FORCED), commits.reason),
+        )

@@ -1,0 +1,170 @@
+"""Recorded runs of parallel decoders' original programs, commit by commit (contract 6): tests/golden/README.md."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from baselines import arrays, model_of, recording
+
+from polestar_jax import Prompt, make_decode, methods
+from polestar_jax.prompts import new_canvas
+from polestar_jax.schedule import SemiAutoregressive
+from polestar_jax.shadow import shadowed_outputs
+from polestar_jax.types import NOTHING, REVOKED
+
+
+def runs_of(*folders: str, only: str = ""):
+    cases = [(folder, name) for folder in folders for name in recording(folder)["runs"] if only in name]
+    return pytest.mark.parametrize(("folder", "name"), cases)
+
+
+def decode_run(folder: str, name: str, method, forced: dict[str, int] | None = None):
+    """Decodes the prompt of a recorded run; the output in NumPy."""
+    model, params = model_of(folder)
+    run = recording(folder)["runs"][name]
+    gen_length = run["arguments"]["gen_length"]
+    config = dataclasses.replace(model.config, eos_id=run.get("eos_id", model.config.eos_id))
+    model = dataclasses.replace(model, config=config)
+    tokens = jnp.array([recording(folder)["prompt"]])
+    prompt = Prompt(tokens, jnp.ones(tokens.shape, bool))
+    if forced is not None:
+        given = np.full((1, gen_length), NOTHING)
+        for place, token in forced.items():
+            given[0, int(place)] = token
+        prompt = dataclasses.replace(prompt, forced=jnp.asarray(given))
+    decode = make_decode(model, method, gen_length=gen_length)
+    output, _ = decode(params, decode.init(jax.random.split(jax.random.key(0), 1), tokens.shape[1]), prompt)
+    return jax.tree.map(np.asarray, output)
+
+
+def positions(folder: str, planes) -> list[list[int]]:
+    """Canvas positions of the true entries of every plane `[G]`."""
+    start = len(recording(folder)["prompt"])
+    return [[int(i) for i in start + np.flatnonzero(plane)] for plane in planes]
+
+
+def without_idle_end(run: dict) -> int:
+    """Forwards of a recorded run without those at its end that had nothing left to do; ours stops before them."""
+    committed = run["committed_per_forward"]
+    return max(forward + 1 for forward, places in enumerate(committed) if places)
+
+
+def check_run(folder: str, name: str, output, filled_at_the_end: int = 0) -> None:
+    """Output, forwards, rows, and what each forward committed and took back."""
+    run, start = recording(folder)["runs"][name], len(recording(folder)["prompt"])
+    forwards = without_idle_end(run)
+    np.testing.assert_array_equal(output.tokens[0], run["output"][start:])
+    assert output.filled.all()
+    assert output.forwards[0] == forwards
+    np.testing.assert_allclose(output.log.rows[0, :forwards], run["rows_per_forward"][:forwards])
+    token = output.log.token[0, :forwards]
+    committed = positions(folder, token >= 0)
+    if filled_at_the_end:
+        end = len(run["output"])
+        assert committed[-1][-filled_at_the_end:] == list(range(end - filled_at_the_end, end))
+        committed[-1] = committed[-1][:-filled_at_the_end]
+    assert committed == [sorted(places) for places in run["committed_per_forward"][:forwards]]
+    revoked = run.get("revoked_per_forward", run.get("remasked_per_forward"))
+    if revoked is not None:
+        assert positions(folder, token == REVOKED) == [sorted(places) for places in revoked[:forwards]]
+    else:
+        assert not (token == REVOKED).any()
+
+
+@runs_of("hierarchy")
+def test_hierarchy(folder, name):
+    given = recording(folder)["runs"][name]["arguments"]
+    fields = {
+        key: given[key] for key in ("block_length", "threshold", "low_threshold", "remask_threshold") if key in given
+    }
+    method = methods.hierarchy("release" if name.startswith("decoder") else "paper", **fields)
+    check_run(folder, name, decode_run(folder, name, method))
+
+
+@runs_of("prophet")
+def test_prophet(folder, name):
+    run = recording(folder)["runs"][name]
+    given, start = run["arguments"], len(recording(folder)["prompt"])
+    method = methods.prophet(
+        answer_start=given["answer_start_pos"] - start,
+        steps=given["steps"],
+        block_length=given["block_length"],
+        **given["early_exit_thresholds"],
+    )
+    check_run(folder, name, decode_run(folder, name, method, given["constraints"]))
+
+
+@runs_of("slowfast")
+def test_slowfast(folder, name):
+    given = recording(folder)["runs"][name]["arguments"]
+    method = methods.slowfast(
+        "release",
+        floor=given["cycle_len_confidence_threshold"],
+        threshold=given["high_confidence_threshold"],
+        explore=given["k_exploration_steps"],
+        window=given.get("cycle_length_stability_window", 2),
+        deviation=given.get("cycle_length_stability_std_dev_threshold", 1.0),
+        block_length=given["block_length"],
+    )
+    check_run(folder, name, decode_run(folder, name, method))
+
+
+@runs_of("wino")
+def test_wino(folder, name):
+    given = recording(folder)["runs"][name]["arguments"]
+    fields = {key: given[key] for key in ("block_length", "threshold", "threshold_back")}
+    check_run(folder, name, decode_run(folder, name, methods.wino(**fields)))
+
+
+@runs_of("d2cache_ports", only="wino_mask_copied")
+def test_wino_of_d2cache(folder, name):
+    """`wino_released` is the same with a fault: its block shrinks to what was masked, and masks are left."""
+    given = recording(folder)["runs"][name]["arguments"]
+    method = methods.wino(
+        threshold=given["wide_in_thres"],
+        threshold_back=given["narrow_out_thres"],
+        bound="now",
+        block_length=given["block_length"],
+    )
+    check_run(folder, name, decode_run(folder, name, method))
+
+
+@runs_of("wino")
+def test_logits_of_the_shadow(folder, name):
+    """The last forward's logits, of the canvas and of the shadow."""
+    run = recording(folder)["runs"][name]
+    model, params = model_of(folder)
+    length, size = len(recording(folder)["prompt"]), run["arguments"]["block_length"]
+    method = methods.wino(block_length=size)
+    spec = make_decode(model, method, gen_length=len(run["output"]) - length).spec(1, length)
+    tokens = np.array([run["output"]])
+    tokens[0, run["committed_per_forward"][-1]] = model.config.mask_id
+    prompt = Prompt(jnp.asarray(tokens[:, :length]), jnp.ones((1, length), bool))
+    canvas = dataclasses.replace(new_canvas(spec, prompt), tokens=jnp.asarray(tokens))
+    schedule = SemiAutoregressive(block_length=size)
+    blocks = dataclasses.replace(schedule.init(spec), index=jnp.array([run["block_per_forward"][-1]]))
+    scope = schedule.scope(spec, blocks, canvas, jax.random.split(jax.random.key(0), 1))
+    hidden = shadowed_outputs(spec, params, canvas, scope)
+    expected = arrays(folder)[f"{name}/last_logits"]
+    np.testing.assert_allclose(model.logits(params, hidden)[0], expected, atol=2e-4)
+
+
+@runs_of("dpad")
+def test_dpad(folder, name):
+    run = recording(folder)["runs"][name]
+    given, start = run["arguments"], len(recording(folder)["prompt"])
+    rule = {"threshold": given["threshold"]} if "threshold" in given else {"steps": given["steps"]}
+    method = methods.dpad(
+        cache=name.split("_")[0],
+        stop_at_eos=given["early_termination"],
+        block_length=given["block_length"],
+        **rule,
+    )
+    kept = np.zeros((1, given["gen_length"] // given["block_length"], given["gen_length"]), bool)
+    for block, places in enumerate(run["kept_suffix_positions_per_block"]):
+        kept[0, block, np.array(places, int) - start] = True
+    method = dataclasses.replace(method, schedule=dataclasses.replace(method.schedule, kept=jnp.asarray(kept)))
+    output = decode_run(folder, name, method)
+    check_run(folder, name, output, run["filled_with_eos_at_the_end"])
