@@ -76,7 +76,6 @@ ONE_PER_FORWARD = {
     "dual_entry": {"threshold": 2.0},
     "hierarchy": {"threshold": 2.0, "low_threshold": 2.0, "remask_threshold": -1.0},
     "localleap": {"threshold": 2.0},
-    "dimple": {"threshold": 2.0},
     "prophet": {"early": 1e9, "mid": 1e9, "late": 1e9},
     "slowfast": {"threshold": 2.0},
     "wino": {"threshold": 2.0},
