@@ -6,16 +6,19 @@ import jax
 import jax.numpy as jnp
 
 from polestar_jax.attention import empty_cache
+from polestar_jax.attention_signals import ATTENTION, attention_problems, look_at_attention
 from polestar_jax.rows import (
     block_slots,
     forward_canvas,
     forward_rows,
     iota,
+    predicting_width,
+    reaches_far,
     rows_at,
     rows_pass,
     whole_pass,
 )
-from polestar_jax.types import Branch, Canvas, Commits, Pass, Prediction, Scope, Signal, Spec, pytree, static
+from polestar_jax.types import COMPUTED, Branch, Canvas, Commits, Pass, Prediction, Scope, Signal, Spec, pytree, static
 
 
 @pytree
@@ -26,10 +29,15 @@ class KeysValues:
     values: tuple[jax.Array, ...]
 
 
-def full_entry(spec: Spec, params, cache: KeysValues, canvas: Canvas, scope: Scope, mine: jax.Array) -> Pass:
+def full_entry(
+    policy: "BlockCache", spec: Spec, params, cache: KeysValues, canvas: Canvas, scope: Scope, mine: jax.Array
+) -> Pass:
     """A whole-canvas forward that fills the cache."""
     ran = forward_canvas(spec, params, canvas, scope.visible, cached=(cache.keys, cache.values, mine))
-    return whole_pass(spec, KeysValues(ran.keys, ran.values), canvas, scope, ran.output)
+    done = whole_pass(spec, KeysValues(ran.keys, ran.values), canvas, scope, ran.output)
+    rows = canvas.valid & scope.visible
+    extra, planes = look_at_attention(spec, policy.attention_layers, ran, rows, done.slot, scope.visible)
+    return done._replace(extra=extra, planes=planes)
 
 
 FirstToken = Literal["exact", "entry"]
@@ -54,7 +62,8 @@ def step_slots(spec: Spec, scope: Scope, first_token: FirstToken) -> jax.Array:
 
     Nobody then predicts the block's first position but the entry: the rule must be a `commit.FirstTokenAtEntry`.
     """
-    return block_slots(spec, scope) if first_token == "exact" else scope.start[:, None] + iota(spec.span)
+    slot = block_slots(spec, scope)
+    return slot if first_token == "exact" else slot[:, spec.model.shift :]
 
 
 @pytree
@@ -64,14 +73,16 @@ class BlockCache:
     Attributes:
       mode: "dual" recomputes the block, "prefix" the block and everything after it.
       first_token: see `step_slots`.
+      attention_layers: as in `NoCache`; a step's means are over the rows that it recomputes.
     """
 
     mode: str = static(default="dual")
     first_token: FirstToken = static(default="exact")
+    attention_layers: int = static(default=4)
 
     @property
     def provides(self) -> frozenset[Signal]:
-        return frozenset()
+        return ATTENTION | {COMPUTED}
 
     @property
     def needs(self) -> frozenset[Signal]:
@@ -79,10 +90,10 @@ class BlockCache:
 
     def problems(self, spec: Spec) -> list[str]:
         found = [] if self.mode in ("dual", "prefix") else [f"cache={self.mode!r} must be 'dual' or 'prefix'"]
-        return found + first_token_problems(spec, self.first_token)
+        return found + first_token_problems(spec, self.first_token) + attention_problems(self.attention_layers)
 
     def width(self, spec: Spec) -> int:
-        return spec.span + spec.model.shift
+        return predicting_width(spec)
 
     def init(self, spec: Spec) -> KeysValues:
         return KeysValues(empty_cache(spec), empty_cache(spec))
@@ -92,8 +103,8 @@ class BlockCache:
 
     def branches(self, spec: Spec) -> tuple[Branch, ...]:
         step = dual_step if self.mode == "dual" else prefix_step
-        bind = lambda run, *fields: lambda *arguments: run(spec, *fields, *arguments)
-        return Branch("step", bind(step, self.first_token)), Branch("entry", bind(full_entry))
+        bind = lambda run: lambda *arguments: run(self, spec, *arguments)
+        return Branch("step", bind(step)), Branch("entry", bind(full_entry))
 
     def kind(self, spec: Spec, cache: KeysValues, scope: Scope) -> jax.Array:
         return scope.entering.astype(jnp.int32)
@@ -105,22 +116,29 @@ class BlockCache:
 
 
 def dual_step(
-    spec: Spec, first_token: FirstToken, params, cache: KeysValues, canvas: Canvas, scope: Scope, mine: jax.Array
+    policy: "BlockCache", spec: Spec, params, cache: KeysValues, canvas: Canvas, scope: Scope, mine: jax.Array
 ) -> Pass:
     """Recomputes the block's rows."""
-    rows = rows_at(canvas, step_slots(spec, scope, first_token), mine, contiguous=True)
+    rows = rows_at(canvas, step_slots(spec, scope, policy.first_token), mine, contiguous=True)
     ran = forward_rows(spec, params, cache.keys, cache.values, canvas, rows, scope.visible)
-    return rows_pass(spec, KeysValues(ran.keys, ran.values), rows, ran.output)
+    done = rows_pass(spec, KeysValues(ran.keys, ran.values), rows, ran.output)
+    seen = (ran, rows.valid, rows.slot, scope.visible, rows.slot[:, 0])
+    extra, planes = look_at_attention(spec, policy.attention_layers, *seen)
+    return done._replace(extra=extra, planes=planes)
 
 
 def prefix_step(
-    spec: Spec, first_token: FirstToken, params, cache: KeysValues, canvas: Canvas, scope: Scope, mine: jax.Array
+    policy: "BlockCache", spec: Spec, params, cache: KeysValues, canvas: Canvas, scope: Scope, mine: jax.Array
 ) -> Pass:
     """Recomputes every row from the block on; the row set is as long as the generation, its tail invalid."""
-    block = step_slots(spec, scope, first_token)
+    block = step_slots(spec, scope, policy.first_token)
     width = block.shape[1]
     slot = block[:, :1] + iota(spec.gen_length + width - spec.span)
     rows = rows_at(canvas, slot, mine, contiguous=True, visible=scope.visible)
     ran = forward_rows(spec, params, cache.keys, cache.values, canvas, rows, scope.visible)
     done = rows_pass(spec, KeysValues(ran.keys, ran.values), rows, ran.output)
-    return done._replace(hidden=done.hidden[:, :width], slot=block, valid=done.valid[:, :width])
+    if not reaches_far(spec):
+        done = done._replace(hidden=done.hidden[:, :width], slot=block, valid=done.valid[:, :width])
+    seen = (ran, rows.valid, done.slot, scope.visible, slot[:, 0])
+    extra, planes = look_at_attention(spec, policy.attention_layers, *seen)
+    return done._replace(extra=extra, planes=planes)

@@ -124,11 +124,50 @@ class Factor(Rule):
         return state, commit_rows(prediction, code, spec.length)
 
 
+@pytree
+class EntropyBound(Rule):
+    """The most confident candidates whose entropies, the largest left out, sum to at most gamma; always the first.
+
+    That sum bounds the dependence which committing them together ignores (arXiv 2505.24857, algorithm 1).
+
+    Attributes:
+      gamma: in nats.
+      release: leave out the last candidate's own entropy, not the largest (d2Cache's port, where a maximum over the
+        batch stands for one over the candidates).
+    """
+
+    gamma: float
+    release: bool = static(default=False)
+
+    @property
+    def needs(self) -> frozenset[Signal]:
+        return frozenset({"entropy"})
+
+    def problems(self, spec: Spec) -> list[str]:
+        return []
+
+    def commit(self, spec: Spec, state, scope: Scope, canvas: Canvas, prediction: Prediction):
+        eligible = candidate_rows(scope, prediction)
+        place = rank(prediction.confidence, eligible)
+        entropy = jnp.where(eligible, prediction.extra["entropy"], 0.0)
+        sorted_entropy = jnp.take_along_axis(entropy, jnp.argsort(place, axis=1), axis=1)
+        left_out = sorted_entropy if self.release else jax.lax.cummax(sorted_entropy, axis=1)
+        bounded = jnp.cumsum(sorted_entropy, axis=1) - left_out <= self.gamma
+        chosen = eligible & jnp.take_along_axis(bounded, place, axis=1)
+        first = most_confident(prediction.confidence, eligible)
+        return state, commit_rows(prediction, reasons(confidence=chosen, forced=first), spec.length)
+
+
 def confidence_rule(threshold: float | None, factor: float | None) -> Threshold | Factor:
     """The rule that one of the two numbers asks for; a threshold of 0.9 if neither is given."""
     if threshold is not None and factor is not None:
         raise ValueError(f"threshold={threshold} and factor={factor} exclude each other; give one")
     return Threshold(0.9 if threshold is None else threshold) if factor is None else Factor(factor)
+
+
+def quota_of(masks: jax.Array, forwards: int, phase: jax.Array) -> jax.Array:
+    """int32 `[B]`: how many of `masks` `[B]` go in forward number `phase` `[B]` of `forwards`, the first ones more."""
+    return masks // forwards + (phase < masks % forwards)
 
 
 @pytree
@@ -201,8 +240,7 @@ class Quota(Rule):
 
     def commit(self, spec: Spec, state: jax.Array, scope: Scope, canvas: Canvas, prediction: Prediction):
         at_entry = jnp.where(scope.entering, scope.candidates.sum(axis=1, dtype=jnp.int32), state)
-        forwards = self._steps(spec) * spec.span // spec.gen_length
-        quota = at_entry // forwards + (scope.phase < at_entry % forwards)
+        quota = quota_of(at_entry, self._steps(spec) * spec.span // spec.gen_length, scope.phase)
         eligible = candidate_rows(scope, prediction)
         score = prediction.confidence
         if self.remasking == "random":

@@ -5,8 +5,9 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from polestar_jax.attention import CHUNK
 from polestar_jax.rows import iota
-from polestar_jax.types import Pass, Prediction, Sampler, Signal, Spec, pytree, static
+from polestar_jax.types import Canvas, Pass, Prediction, Sampler, Signal, Spec, pytree, static
 
 
 def _margin(logits: jax.Array, token: jax.Array) -> jax.Array:
@@ -82,6 +83,29 @@ def choose(spec: Spec, clean: jax.Array, noisy: jax.Array, allow_mask: bool) -> 
     return token, jnp.exp(logit - jax.nn.logsumexp(clean, axis=-1))
 
 
+def slot_confidence(spec: Spec, params, canvas: Canvas, hidden: jax.Array) -> jax.Array:
+    """The confidence float32 `[B, N]` of the prediction for every slot, committed or not, after a whole-canvas forward.
+
+    A slot whose logits would come from before the canvas, or from a pad, takes its own row's.
+
+    Args:
+      hidden: `[B, N, D]`, last-layer outputs.
+    """
+    shift, length = spec.model.shift, hidden.shape[1]
+    chunks = -(-length // CHUNK)
+    padded = jnp.pad(hidden, ((0, 0), (0, -length % chunks), (0, 0)))
+    split = padded.reshape(hidden.shape[0], chunks, -1, hidden.shape[2]).swapaxes(0, 1)
+
+    def confidence(rows: jax.Array) -> jax.Array:
+        logits = spec.model.logits(params, rows).astype(jnp.float32)
+        return choose(spec, logits, logits, False)[1]
+
+    own = jax.lax.map(confidence, split).swapaxes(0, 1).reshape(hidden.shape[0], -1)[:, :length]
+    before = iota(length) - shift
+    has_predictor = (before >= 0) & jnp.take(canvas.valid, jnp.maximum(before[0], 0), axis=1)
+    return jnp.where(has_predictor, jnp.roll(own, shift, axis=1), own)
+
+
 def predict(spec: Spec, sampler: Sampler, guidance, params, done: Pass, keys: jax.Array) -> Prediction:
     """Runs the LM head on the rows that predict.
 
@@ -95,9 +119,10 @@ def predict(spec: Spec, sampler: Sampler, guidance, params, done: Pass, keys: ja
     if guidance is not None:
         conditional, unconditional = jnp.split(logits, 2)
         logits = unconditional + (guidance + 1) * (conditional - unconditional)
-    slot, valid, extra = jax.tree.map(lambda leaf: leaf[: spec.batch], (done.slot, done.valid, done.extra))
+    given = (done.slot, done.valid, done.extra, done.planes or {})
+    slot, valid, extra, planes = jax.tree.map(lambda leaf: leaf[: spec.batch], given)
     slot = slot + spec.model.shift
     valid = valid & (slot < spec.length)
     token, confidence = sampler.sample(spec, logits, slot, keys)
     computed = {name: SIGNALS[name](logits, token) for name in sorted(spec.needs & SIGNALS.keys())}
-    return Prediction(slot, valid, token, confidence, extra | computed)
+    return Prediction(slot, valid, token, confidence, extra | computed, planes)

@@ -103,7 +103,9 @@ def _forward(spec: Spec, method: Method, params, state: DecodeState, scope: Scop
             done = branch.run(params, cache, canvas, scope, mine_inner)
             prediction = predict(spec, method.sampler, method.guidance, params, done, scope.keys[: spec.batch])
             pad = lambda x: jnp.pad(x, [(0, 0), (0, width - x.shape[1])] + [(0, 0)] * (x.ndim - 2))
-            return done.cache, jax.tree.map(pad, prediction), done.computed, done.executed
+            by_row = jax.tree.map(pad, dataclasses.replace(prediction, planes={}))
+            prediction = dataclasses.replace(by_row, planes=prediction.planes)
+            return done.cache, prediction, done.computed, done.executed
 
         return apply
 

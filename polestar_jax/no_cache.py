@@ -3,24 +3,45 @@
 import jax
 import jax.numpy as jnp
 
+from polestar_jax.attention_signals import ATTENTION, attention_problems, look_at_attention
+from polestar_jax.head import slot_confidence
 from polestar_jax.rows import forward_canvas, predicting_width, whole_pass
-from polestar_jax.types import GENERATION, Branch, Canvas, Commits, Prediction, Scope, Signal, Spec, pytree
+from polestar_jax.types import (
+    COMPUTED,
+    GENERATION,
+    Branch,
+    Canvas,
+    Commits,
+    Pass,
+    Prediction,
+    Scope,
+    Signal,
+    Spec,
+    pytree,
+    static,
+)
 
 
 @pytree
 class NoCache:
-    """Every forward recomputes the whole canvas."""
+    """Every forward recomputes the whole canvas.
+
+    Attributes:
+      attention_layers: of how many last layers a rule that asks for the attention sees the mean.
+    """
+
+    attention_layers: int = static(default=4)
 
     @property
     def provides(self) -> frozenset[Signal]:
-        return frozenset({GENERATION})
+        return ATTENTION | {GENERATION, COMPUTED, "slot_confidence"}
 
     @property
     def needs(self) -> frozenset[Signal]:
         return frozenset()
 
     def problems(self, spec: Spec) -> list[str]:
-        return []
+        return attention_problems(self.attention_layers)
 
     def width(self, spec: Spec) -> int:
         return predicting_width(spec)
@@ -32,9 +53,14 @@ class NoCache:
         return state
 
     def branches(self, spec: Spec) -> tuple[Branch, ...]:
-        def full(params, cache, canvas: Canvas, scope: Scope, mine: jax.Array):
+        def full(params, cache, canvas: Canvas, scope: Scope, mine: jax.Array) -> Pass:
             ran = forward_canvas(spec, params, canvas, scope.visible)
-            return whole_pass(spec, cache, canvas, scope, ran.output)
+            done = whole_pass(spec, cache, canvas, scope, ran.output)
+            rows = canvas.valid & scope.visible
+            extra, planes = look_at_attention(spec, self.attention_layers, ran, rows, done.slot, scope.visible)
+            if "slot_confidence" in spec.needs:
+                planes["slot_confidence"] = slot_confidence(spec, params, canvas, ran.output)
+            return done._replace(extra=extra, planes=planes)
 
         return (Branch("full", full),)
 

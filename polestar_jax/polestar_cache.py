@@ -11,7 +11,9 @@ from polestar_jax.drift import Floor
 from polestar_jax.polestar_entry import full_entry, window_entry
 from polestar_jax.polestar_step import refresh, step
 from polestar_jax.quantize import FORMATS, Format, quantize
+from polestar_jax.rows import predicting_width
 from polestar_jax.types import (
+    COMPUTED,
     Branch,
     Commits,
     Prediction,
@@ -104,7 +106,7 @@ class PolestarCache:
 
     @property
     def provides(self) -> frozenset[Signal]:
-        return frozenset({"drift", "suffix"})
+        return frozenset({"drift", "suffix", COMPUTED})
 
     @property
     def needs(self) -> frozenset[Signal]:
@@ -138,7 +140,8 @@ class PolestarCache:
         return min(self.prefix_blocks * spec.span, whole), min(self.suffix_blocks * spec.span, spec.gen_length)
 
     def width(self, spec: Spec) -> int:
-        return spec.span + spec.model.shift + (self.window(spec)[1] if "suffix" in spec.needs else 0)
+        block = spec.span + spec.model.shift + (self.window(spec)[1] if "suffix" in spec.needs else 0)
+        return max(block, predicting_width(spec))
 
     def init(self, spec: Spec) -> PolestarState:
         config = spec.model.config

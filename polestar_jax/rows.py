@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from polestar_jax.attention import Look, attend, project_rows, write_cache
-from polestar_jax.types import GENERATION, Canvas, Model, Pass, RowSet, Scope, Spec
+from polestar_jax.types import COMPUTED, GENERATION, Canvas, Model, Pass, RowSet, Scope, Spec
 
 
 def iota(length: int) -> jax.Array:
@@ -49,14 +49,18 @@ def rows_at(
 
 
 def block_slots(spec: Spec, scope: Scope) -> jax.Array:
-    """Slots `[B, S + shift]` of the rows that predict the block: the row before it too, where logits are shifted."""
+    """Slots `[B, S + shift]` of the rows that predict the block: the row before it too, where logits are shifted.
+
+    They follow one another; those after the end of a block that is shorter than S are N, outside the canvas.
+    """
     width = spec.span + spec.model.shift
-    return scope.start[:, None] - spec.model.shift + iota(width)
+    slot = scope.start[:, None] - spec.model.shift + iota(width)
+    return jnp.where(slot < scope.stop[:, None], slot, spec.length)
 
 
 def predicting_slots(spec: Spec, scope: Scope) -> jax.Array:
     """Slots `[B, R]` of the rows that predict in a whole-canvas forward: the block's, or all that the rule asks for."""
-    if GENERATION not in spec.needs:
+    if not reaches_far(spec):
         return block_slots(spec, scope)
     slot = spec.prompt_length - spec.model.shift + iota(predicting_width(spec))
     return jnp.broadcast_to(slot, (scope.start.shape[0], slot.shape[1]))
@@ -64,7 +68,12 @@ def predicting_slots(spec: Spec, scope: Scope) -> jax.Array:
 
 def predicting_width(spec: Spec) -> int:
     """R of `predicting_slots`."""
-    return (spec.gen_length if GENERATION in spec.needs else spec.span) + spec.model.shift
+    return (spec.gen_length if reaches_far(spec) else spec.span) + spec.model.shift
+
+
+def reaches_far(spec: Spec) -> bool:
+    """Whether the rule looks beyond the block."""
+    return bool(spec.needs & {GENERATION, COMPUTED})
 
 
 def embed_rows(model: Model, params, canvas: Canvas, rows: RowSet) -> jax.Array:
@@ -83,7 +92,7 @@ class Forward(NamedTuple):
       inputs: the inputs of every layer, L arrays `[B, R, D]`; of a whole-canvas forward only the rows asked for.
       output: `[B, R, D]`, the last layer's.
       keys, values: per layer `[B, Hkv, M, A]`.
-      query: `[B, R, H, A]`, the last layer's.
+      queries: per layer `[B, R, H, A]`.
       seen: per layer what `look` kept of its attention, `[B, R, ...]`, or None.
     """
 
@@ -91,8 +100,13 @@ class Forward(NamedTuple):
     output: jax.Array
     keys: tuple[jax.Array, ...]
     values: tuple[jax.Array, ...]
-    query: jax.Array
+    queries: list[jax.Array]
     seen: list[Any]
+
+    @property
+    def query(self) -> jax.Array:
+        """`[B, R, H, A]`, the last layer's."""
+        return self.queries[-1]
 
 
 def forward_rows(
@@ -107,8 +121,8 @@ def forward_rows(
     """
     model = spec.model
     mask = key_mask if rows.key_mask is None else key_mask[:, None, :] & rows.key_mask
-    hidden = query = embed_rows(model, params, canvas, rows)
-    inputs, seen, keys, values = [], [], list(keys), list(values)
+    hidden = embed_rows(model, params, canvas, rows)
+    inputs, queries, seen, keys, values = [], [], [], list(keys), list(values)
     for layer in range(model.config.layers):
         inputs.append(hidden)
         query, key, value = project_rows(model, params, layer, hidden, rows.position)
@@ -116,8 +130,9 @@ def forward_rows(
         values[layer] = write_cache(values[layer], rows, value)
         attended, saw = attend(query, keys[layer], values[layer], mask, look)
         hidden = model.finish(params, layer, hidden, attended)
+        queries.append(query)
         seen.append(saw)
-    return Forward(inputs, hidden, tuple(keys), tuple(values), query, seen)
+    return Forward(inputs, hidden, tuple(keys), tuple(values), queries, seen)
 
 
 def forward_canvas(
@@ -141,8 +156,8 @@ def forward_canvas(
     model = spec.model
     everyone = jnp.broadcast_to(iota(spec.length), canvas.tokens.shape)
     rows = RowSet(everyone, canvas.tokens, canvas.position, canvas.valid, canvas.valid)
-    hidden = query = embed_rows(model, params, canvas, rows)
-    inputs, keys, values, seen = [], [], [], []
+    hidden = embed_rows(model, params, canvas, rows)
+    inputs, queries, keys, values, seen = [], [], [], [], []
     for layer in range(model.config.layers):
         if kept is not None:
             # Without the barrier XLA gathers all layers' rows in the end, and keeps every [B, N, D] until then.
@@ -156,8 +171,9 @@ def forward_canvas(
         hidden = model.finish(params, layer, hidden, attended)
         keys.append(key)
         values.append(value)
+        queries.append(query)
         seen.append(saw)
-    return Forward(inputs, hidden, tuple(keys), tuple(values), query, seen)
+    return Forward(inputs, hidden, tuple(keys), tuple(values), queries, seen)
 
 
 def replace_mine[Tree](mine: jax.Array, old: Tree, new: Tree) -> Tree:

@@ -25,12 +25,23 @@ class SemiAutoregressive:
     """Blocks of fixed length from left to right; a block without masks is skipped without a forward.
 
     Attributes:
-      block_length: S; G must be a multiple of it.
+      block_length: S; G must be a multiple of it. None is one block, the whole generation.
+      steps: forwards for the whole generation, shared out evenly: a block ends after its share, even with masks left.
+        None is until no mask is left.
     """
 
-    block_length: int = static()
+    block_length: int | None = static()
+    steps: int | None = static(default=None)
 
     def problems(self, spec: Spec) -> list[str]:
+        blocks = spec.gen_length // spec.span if spec.span > 0 else 1
+        if self.steps is not None and (not 0 < self.steps <= spec.gen_length or self.steps % max(blocks, 1)):
+            return [
+                f"steps={self.steps} must be a multiple of the {blocks} blocks and between {blocks} and"
+                f" gen_length={spec.gen_length}"
+            ]
+        if self.block_length is None:
+            return []
         if self.block_length < 1:
             return [f"block_length={self.block_length} must be at least 1"]
         if spec.gen_length % self.block_length:
@@ -38,11 +49,11 @@ class SemiAutoregressive:
         return []
 
     def span(self, gen_length: int) -> int:
-        return self.block_length
+        return gen_length if self.block_length is None else self.block_length
 
     def max_forwards(self, gen_length: int) -> int:
-        """G: every forward commits a token or ends a block."""
-        return gen_length
+        """G: every forward commits a token or ends a block; or `steps`."""
+        return gen_length if self.steps is None else self.steps
 
     def init(self, spec: Spec) -> Blocks:
         zeros = jnp.zeros((spec.batch,), jnp.int32)
@@ -50,7 +61,7 @@ class SemiAutoregressive:
 
     def _open_block(self, spec: Spec, index: jax.Array, canvas: Canvas) -> jax.Array:
         """int32 `[B]`: the first block with a mask left, from `index` on; `index` itself if there is none."""
-        open_blocks = canvas.masked[:, spec.prompt_length :].reshape(spec.batch, -1, self.block_length).any(-1)
+        open_blocks = canvas.masked[:, spec.prompt_length :].reshape(spec.batch, -1, spec.span).any(-1)
         number = iota(open_blocks.shape[1])
         following = jnp.argmax(open_blocks & (number >= index[:, None]), axis=1).astype(jnp.int32)
         return jnp.maximum(following, index)
@@ -58,8 +69,8 @@ class SemiAutoregressive:
     def scope(self, spec: Spec, state: Blocks, canvas: Canvas, keys: jax.Array) -> Scope:
         # Only the first block of all may have no mask at its entry: `advance` skips the others.
         index = jnp.where(state.phase == 0, self._open_block(spec, state.index, canvas), state.index)
-        start = spec.prompt_length + index * self.block_length
-        stop = start + self.block_length
+        start = spec.prompt_length + index * spec.span
+        stop = start + spec.span
         slot = iota(spec.length)
         inside = (slot >= start[:, None]) & (slot < stop[:, None])
         return Scope(
@@ -77,5 +88,6 @@ class SemiAutoregressive:
         return state, scope
 
     def advance(self, spec: Spec, state: Blocks, scope: Scope, canvas: Canvas) -> Blocks:
-        index = self._open_block(spec, scope.index, canvas)
+        over = 0 if self.steps is None else scope.phase + 1 >= self.steps * spec.span // spec.gen_length
+        index = jnp.minimum(self._open_block(spec, scope.index + over, canvas), spec.gen_length // spec.span - 1)
         return Blocks(index, jnp.where(index == scope.index, scope.phase + 1, 0))

@@ -19,10 +19,14 @@ State = Any
 
 Signal = str
 """What a rule may ask of a forward beside tokens and confidences: a name in `Prediction.extra` ("drift", "suffix",
-"margin", "entropy", "gap", "logits", ...), or `GENERATION`."""
+"margin", "entropy", "gap", "logits", ...), `GENERATION` or `COMPUTED`; or a name in
+`Prediction.planes` ("attention_received", "slot_confidence")."""
 
 GENERATION: Signal = "generation"
 """Predictions of every generated position in every forward, not of the block alone."""
+
+COMPUTED: Signal = "computed"
+"""Predictions of the generated positions that a forward happens to compute: all of a whole-canvas forward."""
 
 
 @dataclass_transform(frozen_default=True)
@@ -44,6 +48,7 @@ class Reason(enum.IntEnum):
     DRIFT = 2
     FORCED = 3
     SUFFIX = 4
+    DEPENDENCY = 5
 
 
 class ModelConfig(Protocol):
@@ -189,6 +194,7 @@ class Prediction:
       token: int32 `[B, R]`.
       confidence: float32 `[B, R]`, softmax of the un-noised logits at `token`.
       extra: signal name -> `[B, R, ...]`.
+      planes: signal name -> `[B, N, ...]`, signals of slots, predicted or not.
     """
 
     slot: jax.Array
@@ -196,6 +202,7 @@ class Prediction:
     token: jax.Array
     confidence: jax.Array
     extra: dict[Signal, jax.Array]
+    planes: dict[Signal, jax.Array] = dataclasses.field(default_factory=dict)
 
 
 @pytree
@@ -228,6 +235,7 @@ class Pass(NamedTuple):
       extra: signals by row, `[B, R, ...]`.
       computed: int32 `[B, M]`, how many layers ran each slot through their feed-forward part.
       executed: float32 `[]`, rows that the compiled program ran per batch row, mean over layers, padding included.
+      planes: signals by slot, `[B, N, ...]`, or None for none.
     """
 
     cache: State
@@ -237,6 +245,7 @@ class Pass(NamedTuple):
     extra: dict[Signal, jax.Array]
     computed: jax.Array
     executed: jax.Array
+    planes: dict[Signal, jax.Array] | None = None
 
 
 class Branch(NamedTuple):

@@ -1,12 +1,12 @@
 """Polestar (arXiv 2607.14107): Polestar-Cache and Polestar-Commit over semi-autoregressive blocks."""
 
-import dataclasses
 from typing import Any
 
 from polestar_jax.card import Card
 from polestar_jax.commit import PolestarCommit
 from polestar_jax.head import Greedy
 from polestar_jax.polestar_cache import PolestarCache
+from polestar_jax.presets import choose_fields, fields_of
 from polestar_jax.schedule import SemiAutoregressive
 from polestar_jax.types import Method
 
@@ -49,8 +49,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 """Fields by preset; a preset changes the defaults, which are the paper's."""
 
-_PARTS = {"cache": PolestarCache, "rule": PolestarCommit, "sampler": Greedy}
-FIELDS = {field.name: part for part, cls in _PARTS.items() for field in dataclasses.fields(cls)}
+FIELDS = fields_of({"cache": PolestarCache, "rule": PolestarCommit, "sampler": Greedy})
 """Every field of a Polestar config, and the part of the method that has it."""
 
 
@@ -68,18 +67,11 @@ def polestar(preset: str = "paper", *, block_length: int = 32, **fields: Any) ->
     Raises:
       ValueError: naming an unknown preset or field.
     """
-    if preset not in PRESETS:
-        raise ValueError(f"preset={preset!r} must be one of {', '.join(PRESETS)}")
-    unknown = fields.keys() - FIELDS.keys()
-    if unknown:
-        raise ValueError(f"polestar has no field {', '.join(sorted(unknown))}; it has {', '.join(sorted(FIELDS))}")
-    chosen = PRESETS[preset] | fields
-    parts = {
-        part: cls(**{name: value for name, value in chosen.items() if FIELDS[name] == part})
-        for part, cls in _PARTS.items()
-    }
+    chosen = choose_fields("polestar", PRESETS, preset, fields, FIELDS)
     return Method(
         name="polestar" if preset == "paper" else f"polestar:{preset}",
+        cache=PolestarCache(**chosen["cache"]),
+        rule=PolestarCommit(**chosen["rule"]),
         schedule=SemiAutoregressive(block_length=block_length),
-        **parts,
+        sampler=Greedy(**chosen["sampler"]),
     )
