@@ -15,6 +15,7 @@ COLORS = {
     Reason.DRIFT: "#e69f00",
     Reason.FORCED: "#cc79a7",
     Reason.SUFFIX: "#009e73",
+    Reason.DEPENDENCY: "#f0e442",
 }
 """Okabe and Ito's colours, which the colour-blind tell apart too."""
 

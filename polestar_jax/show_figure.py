@@ -41,6 +41,7 @@ _MEANING = {
     Reason.DRIFT: "drift: less sure, but its attention has just moved",
     Reason.FORCED: "forced: the surest of a block where none was ready",
     Reason.SUFFIX: "suffix: sure, and beyond the block",
+    Reason.DEPENDENCY: "dependency: less sure, but what it attends to is known, or waits",
 }
 
 Decoded = tuple[Stage, Sequence[Frame]]

@@ -38,6 +38,9 @@ DREAM = dataclasses.replace(TINY, family="dream", bias=True, shift=1, wide_rotar
 FAMILIES = {"llada": Transformer(TINY), "dream": Transformer(DREAM)}
 
 _GATE = {"tau": 0.8, "alpha": 2.0, "suffix_tau": 0.5}  # random weights are less sure of themselves than trained ones
+_STABLE = {"tau_c": 0.3, "eps_kl": 0.3}
+_GRAPH = {"tau_high": 0.8, "tau_induce": 0.4, "tau_sink": 0.2, "tau_edge": 0.1, "tau_low": 0.3}
+_DELIMITED = {"threshold": 0.6, "delimiter_threshold": 0.2, "delimiters": tuple(range(0, 38, 4))}
 METHODS = {
     "vanilla": functools.partial(methods.vanilla),
     "vanilla_random": functools.partial(methods.vanilla, remasking="random", steps=8),
@@ -62,6 +65,13 @@ METHODS = {
         methods.dpad, cache="prefix", draw="uniform", preserved=3, window=7, threshold=0.6, stop_at_eos=True
     ),
     "freecache": functools.partial(methods.freecache, threshold=0.6),
+    "klass": functools.partial(methods.klass, **_STABLE),
+    "klass_dual": functools.partial(methods.klass, cache="dual", **_STABLE),
+    "dawn_release": functools.partial(methods.dawn, "release", **_GRAPH),
+    "dawn_dual": functools.partial(methods.dawn, cache="dual", **_GRAPH),
+    "adablock": functools.partial(methods.adablock, **_DELIMITED),
+    "adablock_dual": functools.partial(methods.adablock, cache="dual", **_DELIMITED),
+    "entropy_bound": functools.partial(methods.entropy_bound, gamma=0.5),
     "polestar": functools.partial(methods.polestar, update_threshold=1, **_GATE),
     "polestar_release": functools.partial(methods.polestar, "release", **_GATE),
 }
@@ -81,6 +91,13 @@ ONE_PER_FORWARD = {
     "wino": {"threshold": 2.0},
     "dpad": {"threshold": 2.0},
     "freecache": {"threshold": 2.0},
+    "klass": {"tau_c": 2.0},
+    "klass_dual": {"tau_c": 2.0},
+    "dawn_release": {"tau_high": 2.0, "tau_induce": 2.0, "tau_low": 2.0},
+    "dawn_dual": {"tau_high": 2.0, "tau_induce": 2.0, "tau_low": 2.0},
+    "adablock": {"threshold": 2.0},
+    "adablock_dual": {"threshold": 2.0},
+    "entropy_bound": {"gamma": -1.0},
     "polestar": {"tau": float("inf"), "suffix_tau": 2.0},
     "polestar_release": {"tau": float("inf"), "suffix_tau": 2.0},
 }
@@ -99,6 +116,7 @@ _OTHER_GATE = {
     "step_threshold": 2,
     "window_entry_period": 3,
 }
+_OTHER_GRAPH = {"tau_high": 0.7, "tau_induce": 0.3, "tau_sink": 0.1, "tau_edge": 0.05, "tau_low": 0.2}
 OTHER_NUMBERS = {
     "vanilla_temperature": {"temperature": 0.5},
     "vanilla_guidance": {"guidance": 0.5},
@@ -116,6 +134,13 @@ OTHER_NUMBERS = {
     "dpad": {"threshold": 0.4, "scale": 1.5, "decay": 2.0, "window": 6},
     "dpad_prefix": {"threshold": 0.4, "preserved": 1, "window": 5},
     "freecache": {"threshold": 0.4},
+    "klass": {"tau_c": 0.5, "eps_kl": 0.1},
+    "klass_dual": {"tau_c": 0.5, "eps_kl": 0.1},
+    "dawn_release": _OTHER_GRAPH,
+    "dawn_dual": _OTHER_GRAPH,
+    "adablock": {"threshold": 0.4, "delimiter_threshold": 0.5},
+    "adablock_dual": {"threshold": 0.4, "delimiter_threshold": 0.5},
+    "entropy_bound": {"gamma": 1.0},
     "polestar": _OTHER_GATE,
     "polestar_release": _OTHER_GATE,
 }

@@ -54,7 +54,7 @@ def dawn_of(arguments, name):
 def adablock_of(arguments, name):
     return methods.adablock(
         cache=name.split("_")[0],
-        first_token="entry" if "dual_cache" in arguments and arguments["dual_cache"] else "exact",
+        first_token="entry" if arguments.get("dual_cache") else "exact",
         threshold=arguments["threshold"],
         delimiter_threshold=float(arguments["delimiter_threshold"]),
         delimiters=tuple(arguments["delimiter_ids"]),

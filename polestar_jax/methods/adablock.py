@@ -47,7 +47,12 @@ def adablock(
         Dream's, any other model needs its own.
       first_token: as in `fast_dllm`; the authors' code on Dream has "entry".
       block_length: B_0, the length of a block without a delimiter.
+
+    Raises:
+      ValueError: if `first_token` is "entry" without a cache.
     """
+    if first_token == "entry" and cache == "none":
+        raise ValueError("first_token='entry' is a habit of cached forwards; without a cache leave it 'exact'")
     rule = Threshold(threshold)
     return Method(
         name="adablock",

@@ -69,10 +69,9 @@ def dawn(
       ValueError: naming an unknown preset or field.
     """
     chosen = choose_fields("dawn", PRESETS, preset, fields, FIELDS)
-    watching = {"attention_layers": attention_layers}
     return Method(
         name="dawn" if preset == "paper" else f"dawn:{preset}",
-        cache=NoCache(**watching) if cache == "none" else BlockCache(mode=cache, **watching),
+        cache=NoCache(attention_layers) if cache == "none" else BlockCache(cache, attention_layers=attention_layers),
         rule=Dependency(**chosen["rule"]),
         schedule=SemiAutoregressive(block_length=block_length),
         sampler=Greedy(),
