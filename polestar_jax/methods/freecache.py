@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from polestar_jax.attention import empty_cache
-from polestar_jax.block_cache import KeysValues, full_entry, prefix_step
+from polestar_jax.block_cache import BlockCache, KeysValues, full_entry, prefix_step
 from polestar_jax.card import Card
 from polestar_jax.commit import Quota, confidence_rule
 from polestar_jax.head import Greedy
@@ -52,6 +52,9 @@ def freecache(
     )
 
 
+_PREFIX = BlockCache(mode="prefix")
+
+
 @pytree
 class CleanState:
     """Keys and values, and bool `[B]`, whether there are any yet."""
@@ -74,7 +77,7 @@ class CleanPrefix:
 
     @property
     def provides(self) -> frozenset[Signal]:
-        return frozenset()
+        return _PREFIX.provides
 
     @property
     def needs(self) -> frozenset[Signal]:
@@ -84,7 +87,7 @@ class CleanPrefix:
         return []
 
     def width(self, spec: Spec) -> int:
-        return spec.span + spec.model.shift
+        return _PREFIX.width(spec)
 
     def init(self, spec: Spec) -> CleanState:
         return CleanState(KeysValues(empty_cache(spec), empty_cache(spec)), jnp.zeros((spec.batch,), bool))
@@ -94,11 +97,11 @@ class CleanPrefix:
 
     def branches(self, spec: Spec) -> tuple[Branch, ...]:
         def step(params, cache: CleanState, canvas: Canvas, scope: Scope, mine: jax.Array) -> Pass:
-            done = prefix_step(spec, "exact", params, cache.kept, canvas, scope, mine)
+            done = prefix_step(_PREFIX, spec, params, cache.kept, canvas, scope, mine)
             return done._replace(cache=CleanState(done.cache, cache.filled))
 
         def entry(params, cache: CleanState, canvas: Canvas, scope: Scope, mine: jax.Array) -> Pass:
-            done = full_entry(spec, params, cache.kept, canvas, scope, mine)
+            done = full_entry(_PREFIX, spec, params, cache.kept, canvas, scope, mine)
             return done._replace(cache=CleanState(done.cache, cache.filled | mine))
 
         return Branch("step", step), Branch("entry", entry)
