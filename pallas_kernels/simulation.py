@@ -56,8 +56,24 @@ def run_triton(kernel: Any, arrays: tuple[jax.Array, ...], out_type: Any, grid: 
     leaves, tree = jax.tree.flatten(out_type)
     # Not zeros: what a kernel forgets to write must show.
     outputs = [_garbage(leaf.shape, np.dtype(leaf.dtype)) for leaf in leaves]
-    kernel[grid](*map(_Pointer, inputs), *map(_Pointer, outputs), **constants)
+    with _bfloat16_products():
+        kernel[grid](*map(_Pointer, inputs), *map(_Pointer, outputs), **constants)
     return jax.tree.unflatten(tree, [jax.numpy.asarray(output) for output in outputs])
+
+
+@contextlib.contextmanager
+def _bfloat16_products() -> Iterator[None]:
+    """Repairs Triton's interpreter, whose `tl.dot` takes the bits of bfloat16 for whole numbers."""
+    import triton.language as tl  # pyright: ignore[reportMissingImports]
+    from triton.runtime.interpreter import interpreter_builder as builder  # pyright: ignore[reportMissingImports]
+
+    widen = lambda x: builder.cast_impl(x, tl.float32) if x.dtype.scalar == tl.bfloat16 else x
+    create_dot = builder.create_dot
+    builder.create_dot = lambda a, b, *rest: create_dot(widen(a), widen(b), *rest)
+    try:
+        yield
+    finally:
+        del builder.create_dot
 
 
 def _garbage(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:

@@ -1,0 +1,104 @@
+"""Compiles every kernel for the GPUs it is for, on a machine that has none: `make aot`.
+
+Mosaic kernels for sm_90 (H100), Triton kernels for sm_80 (A100) and sm_89 (L4), at the real shapes of
+`pallas_kernels.shapes`. Prints a table, and fails if anything does not compile.
+"""
+
+import os
+
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"
+os.environ["MOSAIC_GPU_DUMP_PTXAS"] = "1"
+os.environ.pop("TRITON_INTERPRET", None)
+
+import argparse
+import contextlib
+import functools
+import re
+import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
+
+import jax
+import numpy as np
+from jax.experimental import topologies
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from pallas_kernels.arguments import OPS
+from pallas_kernels.shapes import REAL
+
+TARGETS = Path(__file__).parents[1] / "polestar_jax" / "targets"
+PLANS = (("h100", "mosaic"), ("a100", "triton"), ("l4", "triton"))
+
+
+def make_mesh(gpu: str) -> Mesh:
+    jax.devices()  # the topology needs an initialised backend
+    text = (TARGETS / f"{gpu}.txtpb").read_text()
+    topology = topologies.get_topology_desc(gpu, platform="cuda", target_config=text, topology="1x1x1")
+    return Mesh(np.array(topology.devices).reshape(-1), ("device",))
+
+
+@contextlib.contextmanager
+def output_to(file):
+    """Sends what native code prints to a file."""
+    saved = os.dup(1), os.dup(2)
+    sys.stdout.flush()
+    os.dup2(file.fileno(), 1), os.dup2(file.fileno(), 2)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(saved[0], 1), os.dup2(saved[1], 2)
+
+
+def compile_op(op, arguments, implementation: str, mesh: Mesh):
+    place = NamedSharding(mesh, PartitionSpec())
+    placed = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), arguments)
+    with jax.set_mesh(mesh):
+        return jax.jit(functools.partial(op, implementation=implementation)).lower(*placed).compile()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--op", default="", help="only ops whose name contains this")
+    parser.add_argument("--shape", default="", help="only shapes whose name contains this")
+    parser.add_argument("--gpu", default="", help="only this target")
+    chosen = parser.parse_args()
+    failures = 0
+    print(
+        f"{'op':28}{'shape':20}{'gpu':6}{'kernel':8}{'ok':4}{'seconds':>8}{'temporaries':>13}  registers, shared memory"
+    )
+    for gpu, implementation in PLANS:
+        if chosen.gpu not in ("", gpu):
+            continue
+        mesh = make_mesh(gpu)
+        for name, (op, make) in OPS.items():
+            for shape_name, shape in REAL.items():
+                if chosen.op not in name or chosen.shape not in shape_name:
+                    continue
+                begin, problem, temporaries = time.perf_counter(), "", 0
+                with tempfile.TemporaryFile("w+") as log:
+                    with output_to(log):
+                        try:
+                            compiled = compile_op(op, make(shape), implementation, mesh)
+                            temporaries = compiled.memory_analysis().temp_size_in_bytes
+                        except Exception:
+                            problem = traceback.format_exc()
+                    log.seek(0)
+                    used = re.search(r"Used (\d+) registers.*?(?:, (\d+) bytes smem)?", log.read())
+                seconds = time.perf_counter() - begin
+                failures += bool(problem)
+                print(
+                    f"{name:28}{shape_name:20}{gpu:6}{implementation:8}{'no' if problem else 'yes':4}{seconds:8.1f}"
+                    f"{temporaries / 1e6:10.2f} MB  {used.group(0) if used else ''}",
+                    flush=True,
+                )
+                if problem:
+                    print(problem, file=sys.stderr)
+    sys.exit(failures > 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,48 @@
+"""The ops and the shapes of their arguments, for benchmarks and for compiling without arrays."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels import residual_nvfp4
+from pallas_kernels.drift_attention import DriftReference, drift_attention
+from pallas_kernels.shapes import Shape
+
+Struct = jax.ShapeDtypeStruct
+
+
+def _cache(shape: Shape) -> Struct:
+    return Struct((shape.batch, shape.kv_heads, shape.keys, shape.head_size), jnp.dtype(shape.dtype))
+
+
+def _reference(shape: Shape, rows: int) -> DriftReference:
+    return jax.eval_shape(lambda: DriftReference.empty(shape.batch, shape.heads, rows, shape.keys))
+
+
+def _drift_attention(shape: Shape) -> tuple[Any, ...]:
+    query = Struct((shape.batch, shape.rows, shape.heads, shape.head_size), jnp.dtype(shape.dtype))
+    mask = Struct((shape.batch, shape.keys), jnp.bool_)
+    return query, _cache(shape), _cache(shape), mask, _reference(shape, shape.rows)
+
+
+def _quantize(shape: Shape) -> tuple[Any, ...]:
+    rows = Struct((shape.batch, shape.window, shape.model_size), jnp.dtype(shape.dtype))
+    labels = Struct((shape.batch, shape.window), jnp.int32)
+    return rows, labels, Struct((shape.batch, shape.clusters, shape.model_size), jnp.float32)
+
+
+def _gather(shape: Shape) -> tuple[Any, ...]:
+    rows, labels, centroids = _quantize(shape)
+    codes, scales = jax.eval_shape(residual_nvfp4.reference.quantize, rows, labels, centroids)
+    index = Struct((shape.batch, shape.selected), jnp.int32)
+    return codes, scales, labels, centroids, index, rows, Struct(labels.shape, jnp.bool_)
+
+
+OPS: dict[str, tuple[Callable[..., Any], Callable[[Shape], tuple[Any, ...]]]] = {
+    "drift_attention": (drift_attention, _drift_attention),
+    "residual_nvfp4.quantize": (residual_nvfp4.quantize, _quantize),
+    "residual_nvfp4.gather": (residual_nvfp4.gather, _gather),
+}
+"""Name -> the op, and its arguments at a shape."""

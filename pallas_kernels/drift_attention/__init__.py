@@ -1,0 +1,83 @@
+"""Attention that measures how far each row's distribution moved since an earlier look (paper section 4.2, eq. 4)."""
+
+import jax
+
+from pallas_kernels.drift_attention import reference
+from pallas_kernels.drift_reference import DriftReference, room
+from pallas_kernels.implementation import Implementation, choose
+
+__all__ = ["DriftReference", "drift_attention"]
+
+
+def drift_attention(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    key_mask: jax.Array,
+    old: DriftReference,
+    *,
+    implementation: Implementation | None = None,
+) -> tuple[jax.Array, jax.Array, DriftReference]:
+    """Softmax attention of some rows over the cache, and KL(now || old) of their distributions, in one pass.
+
+    The reference is kept as float32 scores and their log sum. Against float64 on the same scores the drift is then off
+    by some 1e-6 (docs/kernels.md), where scores in bfloat16 cost 1e-3, as much as drifts that matter.
+
+    Args:
+      query: rotated, `[B, R, H, A]`.
+      key, value: `[B, Hkv, M, A]`, H a multiple of Hkv, in the query's dtype.
+      key_mask: bool `[B, M]`, keys that may be attended to.
+      old: of an earlier look; `DriftReference.empty` for the first.
+      implementation: see `pallas_kernels.implementation.choose`; "mosaic" needs bfloat16 and A = 64 or 128, "triton"
+        float32 or bfloat16 and A a power of two from 16 to 128.
+
+    Returns:
+      attended values `[B, R, H, A]` in the dtype of `value`; the drift, float32 `[B, R]`, clamped at 0 per head and
+      averaged over heads; the new reference, whose `log_sum` is the log-sum-exp of each row's scores.
+
+    Raises:
+      ValueError: if shapes do not fit or the implementation cannot run here.
+    """
+    check_shapes(query, key, key_mask, old)
+    size, dtypes = query.shape[-1], {query.dtype.name, key.dtype.name, value.dtype.name}
+    arguments = query, key, value, key_mask, old
+    name = choose(
+        "drift_attention", implementation, mosaic=mosaic_problem(size, dtypes), triton=triton_problem(size, dtypes)
+    )
+    match name:
+        case "mosaic":
+            from pallas_kernels.drift_attention import mosaic
+
+            return mosaic.drift_attention(*arguments)
+        case "triton":
+            from pallas_kernels.drift_attention import triton
+
+            return triton.drift_attention(*arguments)
+    return reference.drift_attention(*arguments)
+
+
+def mosaic_problem(size: int, dtypes: set[str]) -> str | None:
+    """Why Mosaic does not take these arguments, or None."""
+    if dtypes != {"bfloat16"}:
+        return f"tensor cores multiply bfloat16, not {', '.join(sorted(dtypes))}"
+    return None if size in (64, 128) else f"heads of {size} are not of 64 or 128"
+
+
+def triton_problem(size: int, dtypes: set[str]) -> str | None:
+    """Why Triton does not take these arguments, or None."""
+    if dtypes not in ({"bfloat16"}, {"float32"}):
+        return f"query, key and value are {', '.join(sorted(dtypes))}, not all float32 or all bfloat16"
+    return None if size in (16, 32, 64, 128) else f"heads of {size} are not of 16, 32, 64 or 128"
+
+
+def check_shapes(query: jax.Array, key: jax.Array, key_mask: jax.Array, old: DriftReference) -> None:
+    """Raises ValueError unless everything has the sizes of `query` and `key`."""
+    batch, rows, heads, size = query.shape
+    _, kv_heads, keys, _ = key.shape
+    if key.shape != (batch, kv_heads, keys, size) or heads % kv_heads:
+        raise ValueError(f"keys {key.shape} do not fit queries {query.shape}: expected [B, Hkv, M, A], Hkv dividing H")
+    if key_mask.shape != (batch, keys):
+        raise ValueError(f"key_mask {key_mask.shape} must be {(batch, keys)}")
+    if old.scores.shape != (batch, heads, rows, room(keys)) or old.log_sum.shape != (batch, heads, rows):
+        expected = (batch, heads, rows, room(keys))
+        raise ValueError(f"old scores {old.scores.shape} must be {expected}: make them with DriftReference.empty")

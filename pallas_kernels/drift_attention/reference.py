@@ -1,0 +1,29 @@
+"""Drift attention in jnp: the definition of the op."""
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels.drift_reference import NEGATIVE, DriftReference, mean_drift, pad_keys
+from pallas_kernels.products import einsum32
+
+
+def drift_attention(
+    query: jax.Array, key: jax.Array, value: jax.Array, key_mask: jax.Array, old: DriftReference
+) -> tuple[jax.Array, jax.Array, DriftReference]:
+    """See `pallas_kernels.drift_attention`."""
+    batch, rows, heads, size = query.shape
+    grouped = query.reshape(batch, rows, key.shape[1], -1, size)
+    scores = einsum32("brkga,bkma->bkgrm", grouped, key) * size**-0.5
+    scores = jnp.where(key_mask[:, None, None, None, :], scores, NEGATIVE).reshape(batch, heads, rows, -1)
+    probability, drift, reference = compare(scores, old)
+    weights = probability.astype(value.dtype).reshape(batch, key.shape[1], -1, rows, key.shape[2])
+    attended = einsum32("bkgrm,bkma->brkga", weights, value)
+    return attended.reshape(query.shape).astype(value.dtype), drift, reference
+
+
+def compare(scores: jax.Array, old: DriftReference) -> tuple[jax.Array, jax.Array, DriftReference]:
+    """Probabilities of `scores` `[B, H, R, M]`, their drift `[B, R]` from an old reference, and the new one."""
+    log_sum = jax.nn.logsumexp(scores, axis=-1)
+    probability = jnp.exp(scores - log_sum[..., None])
+    expected = jnp.sum(probability * (scores - old.scores[..., : scores.shape[-1]]), axis=-1)
+    return probability, mean_drift(expected, log_sum, old.log_sum), DriftReference(pad_keys(scores), log_sum)

@@ -1,0 +1,113 @@
+"""Drift attention in Triton, for compute capability 8.0 to 8.9; split and merged as in Mosaic."""
+
+import jax
+import jax.numpy as jnp
+import triton
+import triton.language as tl
+
+from pallas_kernels.drift_reference import NEGATIVE, DriftReference, put_together, split_keys
+from pallas_kernels.launch import launch_triton
+
+KEYS = 32
+PROGRAMS = 216  # to aim for: two for each multiprocessor of an A100
+
+
+def drift_attention(
+    query: jax.Array, key: jax.Array, value: jax.Array, key_mask: jax.Array, old: DriftReference
+) -> tuple[jax.Array, jax.Array, DriftReference]:
+    """See `pallas_kernels.drift_attention`."""
+    batch, rows, heads, size = query.shape
+    kv_heads, keys = key.shape[1:3]
+    flat, planes = heads // kv_heads * rows, batch * kv_heads
+    block = 16 if flat <= 16 else 32
+    tiles = triton.cdiv(flat, block)
+    parts, steps = split_keys(triton.cdiv(keys, KEYS), PROGRAMS // (planes * tiles))
+    grouped = query.reshape(batch, rows, kv_heads, -1, size).transpose(0, 2, 3, 1, 4).reshape(planes, flat, size)
+    stat = jax.ShapeDtypeStruct((parts, planes, tiles * block), jnp.float32)
+    out, scores, *stats = launch_triton(
+        _attend,
+        grouped,
+        key,
+        value,
+        key_mask.astype(jnp.int32),
+        old.scores,
+        out_type=(
+            jax.ShapeDtypeStruct((parts, planes, tiles * block, size), jnp.float32),
+            jax.ShapeDtypeStruct(old.scores.shape, jnp.float32),
+            *(stat,) * 3,
+        ),
+        grid=(parts, tiles, planes),
+        keys=keys,
+        room=old.scores.shape[-1],
+        flat=flat,
+        kv_heads=kv_heads,
+        steps=steps,
+        scale=size**-0.5,
+        negative=NEGATIVE,
+        SIZE=size,
+        ROWS=block,
+        KEYS=KEYS,
+    )
+    weights, drift, reference = put_together(scores, stats, old)
+    attended = jnp.sum(weights[..., None] * out, axis=0)[:, :flat].reshape(batch, kv_heads, -1, rows, size)
+    attended = attended.transpose(0, 3, 1, 2, 4).reshape(query.shape).astype(value.dtype)
+    return attended, drift, reference
+
+
+@triton.jit
+def _attend(
+    query_ref,
+    key_ref,
+    value_ref,
+    mask_ref,
+    old_ref,
+    out_ref,
+    scores_ref,
+    largest_ref,
+    total_ref,
+    moved_ref,
+    keys: tl.constexpr,
+    room: tl.constexpr,
+    flat: tl.constexpr,
+    kv_heads: tl.constexpr,
+    steps: tl.constexpr,
+    scale: tl.constexpr,
+    negative: tl.constexpr,
+    SIZE: tl.constexpr,
+    ROWS: tl.constexpr,
+    KEYS: tl.constexpr,
+):
+    part, tile, plane = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    row = tile * ROWS + tl.arange(0, ROWS)
+    real = row[:, None] < flat
+    feature = tl.arange(0, SIZE)
+    query = tl.load(query_ref + (plane * flat + row[:, None]) * SIZE + feature[None, :], mask=real, other=0.0)
+    largest = tl.full((ROWS,), negative, tl.float32)
+    total = tl.zeros((ROWS,), tl.float32)
+    moved = tl.zeros((ROWS,), tl.float32)
+    out = tl.zeros((ROWS, SIZE), tl.float32)
+    for step in range(steps):
+        at = (part * steps + step) * KEYS + tl.arange(0, KEYS)
+        inside = at < keys
+        cached = (plane * keys + at[:, None]) * SIZE + feature[None, :]
+        key = tl.load(key_ref + cached, mask=inside[:, None], other=0.0)
+        value = tl.load(value_ref + cached, mask=inside[:, None], other=0.0)
+        valid = tl.load(mask_ref + (plane // kv_heads) * keys + at, mask=inside, other=0) > 0
+        place = (plane * flat + row[:, None]) * room + at[None, :]
+        held = real & (at < room)[None, :]
+        old = tl.load(old_ref + place, mask=held, other=0.0)
+        scores = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
+        scores = tl.where(valid[None, :], scores, negative)
+        tl.store(scores_ref + place, scores, mask=held)
+        new = tl.maximum(largest, tl.max(scores, axis=1))
+        shrink = tl.exp(largest - new)
+        weights = tl.exp(scores - new[:, None])
+        total = total * shrink + tl.sum(weights, axis=1)
+        moved = moved * shrink + tl.sum(weights * (scores - old), axis=1)
+        out = out * shrink[:, None] + tl.dot(weights.to(value.dtype), value, input_precision="ieee")
+        largest = new
+    place = (part * tl.num_programs(2) + plane) * tl.num_programs(1) * ROWS + row
+    tl.store(out_ref + place[:, None] * SIZE + feature[None, :], out)
+    tl.store(largest_ref + place, largest)
+    tl.store(total_ref + place, total)
+    tl.store(moved_ref + place, moved)

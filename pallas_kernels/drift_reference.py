@@ -1,0 +1,81 @@
+"""What drift is measured against: the scores of an earlier look, and how parts of a look are put together.
+
+KL(a || a') = E_a[s - s'] - (log sum exp s - log sum exp s') needs the old scores, not the old probabilities, so that
+one pass over the keys suffices: what normalises the new ones is known only after it.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+NEGATIVE = -1e30  # the score of a masked key; finite, so that a row without any key gives numbers instead of NaN
+_ALIGN = 8
+
+
+class DriftReference(NamedTuple):
+    """An attention distribution of every head and row.
+
+    Attributes:
+      scores: float32 `[B, H, R, M']`, `NEGATIVE` at masked keys; M' is M rounded up to a multiple of 8, as the copy
+        engine wants it.
+      log_sum: float32 `[B, H, R]`, the log of the sum of their exponentials.
+    """
+
+    scores: jax.Array
+    log_sum: jax.Array
+
+    @classmethod
+    def empty(cls, batch: int, heads: int, rows: int, keys: int) -> "DriftReference":
+        """Room for one, which says nothing: the first drift against it is not to be read."""
+        scores = jnp.zeros((batch, heads, rows, room(keys)), jnp.float32)
+        return cls(scores, jnp.zeros((batch, heads, rows), jnp.float32))
+
+
+def room(keys: int) -> int:
+    """M' of M."""
+    return -(-keys // _ALIGN) * _ALIGN
+
+
+def pad_keys(scores: jax.Array) -> jax.Array:
+    """Scores `[..., M]` with room for M' keys."""
+    keys = scores.shape[-1]
+    pad = [(0, 0)] * (scores.ndim - 1) + [(0, room(keys) - keys)]
+    return jnp.pad(scores, pad, constant_values=NEGATIVE)
+
+
+def mean_drift(expected: jax.Array, log_sum: jax.Array, old_log_sum: jax.Array) -> jax.Array:
+    """KL per head from E_a[s - s'] and both log sums `[B, H, R]`, clamped at 0, mean over heads: `[B, R]`."""
+    return jnp.maximum(expected - (log_sum - old_log_sum), 0.0).mean(axis=1)
+
+
+def split_keys(tiles: int, wanted: int) -> tuple[int, int]:
+    """In how many parts to take the keys, at most `wanted`, and how many of their `tiles` go in each."""
+    steps = -(-tiles // min(tiles, max(1, wanted)))
+    return -(-tiles // steps), steps
+
+
+def put_together(
+    scores: jax.Array, stats: list[jax.Array], old: DriftReference
+) -> tuple[jax.Array, jax.Array, DriftReference]:
+    """Merges what a kernel found in parts P of the keys.
+
+    Args:
+      scores: new ones, in the order of `old.scores`.
+      stats: of each part, float32 `[P, planes, rows']` with at least the rows of a plane (a key-value head of a
+        sequence): the scores' maximum m, the sum of exp(s - m), and that of exp(s - m) (s - s').
+      old: the reference that s' is of.
+
+    Returns:
+      weights `[P, planes, rows']` of the parts' sums over values; the drift `[B, R]`; the new reference.
+    """
+    largest, total, moved = stats
+    top = jnp.max(largest, axis=0)
+    factor = jnp.exp(largest - top[None])
+    whole = jnp.sum(factor * total, axis=0)
+    weights = factor / whole[None]
+    flat = old.log_sum.size // top.shape[0]
+    per_row = lambda stat: stat[:, :flat].reshape(old.log_sum.shape)
+    log_sum = per_row(top + jnp.log(whole))
+    drift = mean_drift(per_row(jnp.sum(weights * moved, axis=0)), log_sum, old.log_sum)
+    return weights, drift, DriftReference(scores.reshape(old.scores.shape), log_sum)
