@@ -85,12 +85,24 @@ class Block(nnx.Module):
 
     def project(self, hidden: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Queries `[..., R, H, A]`, keys, values `[..., R, Hkv, A]` of layer inputs `[..., R, D]`, not yet rotated."""
-        x = self.attention_norm(hidden)
+        x = self.normalize(hidden)
         split = lambda y, heads: y.reshape(*y.shape[:-1], heads, self.head_size)
         return split(self.query(x), self.heads), split(self.key(x), self.kv_heads), split(self.value(x), self.kv_heads)
 
+    def normalize(self, hidden: jax.Array) -> jax.Array:
+        """What the projections see of layer inputs `[..., R, D]`."""
+        return self.attention_norm(hidden)
+
+    def attention_output(self, attended: jax.Array) -> jax.Array:
+        """What attention adds to the residual stream, `[..., R, D]`, from attended values `[..., R, H, A]`."""
+        return self.output(attended.reshape(*attended.shape[:-2], -1))
+
+    def feed_forward(self, hidden: jax.Array) -> jax.Array:
+        """What the gated feed-forward part adds to a residual stream `[..., R, D]` that has the attention output."""
+        x = self.feed_forward_norm(hidden)
+        return self.down(jax.nn.silu(self.gate(x)) * self.up(x))
+
     def finish(self, hidden: jax.Array, attended: jax.Array) -> jax.Array:
         """Layer outputs `[..., R, D]` from layer inputs and attended values `[..., R, H, A]`."""
-        hidden = hidden + self.output(attended.reshape(*attended.shape[:-2], -1))
-        x = self.feed_forward_norm(hidden)
-        return hidden + self.down(jax.nn.silu(self.gate(x)) * self.up(x))
+        hidden = hidden + self.attention_output(attended)
+        return hidden + self.feed_forward(hidden)

@@ -130,8 +130,20 @@ class Transformer:
         """Un-rotated queries `[..., R, H, A]`, keys, values `[..., R, Hkv, A]` of layer inputs `[..., R, D]`."""
         return self._network(params).layers[layer].project(hidden)
 
+    def normalize(self, params: Params, layer: int, hidden: jax.Array) -> jax.Array:
+        """What `project` sees of layer inputs `[..., R, D]`."""
+        return self._network(params).layers[layer].normalize(hidden)
+
+    def attention_output(self, params: Params, layer: int, attended: jax.Array) -> jax.Array:
+        """What attention adds to the residual stream, `[..., R, D]`, from attended values `[..., R, H, A]`."""
+        return self._network(params).layers[layer].attention_output(attended)
+
+    def feed_forward(self, params: Params, layer: int, hidden: jax.Array) -> jax.Array:
+        """What the feed-forward part adds to a residual stream `[..., R, D]` that has the attention output."""
+        return self._network(params).layers[layer].feed_forward(hidden)
+
     def finish(self, params: Params, layer: int, hidden: jax.Array, attended: jax.Array) -> jax.Array:
-        """One layer's outputs `[..., R, D]` from its inputs and attended values `[..., R, H, A]`."""
+        """One layer's outputs `[..., R, D]` from its inputs and attended values: the two residual steps in one."""
         return self._network(params).layers[layer].finish(hidden, attended)
 
     def logits(self, params: Params, hidden: jax.Array) -> jax.Array:

@@ -250,6 +250,15 @@ class Quota(Rule):
         return at_entry, commit_rows(prediction, reasons(forced=chosen), spec.length)
 
 
+def quota_or_confidence(steps: int | None, threshold: float | None, factor: float | None) -> CommitRule:
+    """LLaDA's fixed schedule, which most caches were published with, unless `threshold` or `factor` is given."""
+    if threshold is None and factor is None:
+        return Quota(steps=steps)
+    if steps is not None:
+        raise ValueError(f"steps={steps} excludes threshold and factor; give one")
+    return confidence_rule(threshold, factor)
+
+
 @pytree
 class PolestarCommit(Rule):
     """Polestar-Commit (section 4.2): a confidence threshold, a drift gate below it, and commits from the suffix window.

@@ -41,6 +41,8 @@ _GATE = {"tau": 0.8, "alpha": 2.0, "suffix_tau": 0.5}  # random weights are less
 _STABLE = {"tau_c": 0.3, "eps_kl": 0.3}
 _GRAPH = {"tau_high": 0.8, "tau_induce": 0.4, "tau_sink": 0.2, "tau_edge": 0.1, "tau_low": 0.3}
 _DELIMITED = {"threshold": 0.6, "delimiter_threshold": 0.2, "delimiters": tuple(range(0, 38, 4))}
+_INTERVALS = {"prompt_interval": 5, "response_interval": 3}
+_WINDOW = {"window": 2, "budget": 2, "capacity": 6}
 METHODS = {
     "vanilla": functools.partial(methods.vanilla),
     "vanilla_random": functools.partial(methods.vanilla, remasking="random", steps=8),
@@ -74,6 +76,11 @@ METHODS = {
     "entropy_bound": functools.partial(methods.entropy_bound, gamma=0.5),
     "polestar": functools.partial(methods.polestar, update_threshold=1, **_GATE),
     "polestar_release": functools.partial(methods.polestar, "release", **_GATE),
+    "dllm_cache": functools.partial(methods.dllm_cache, **_INTERVALS, threshold=0.6),
+    "dynamic_dllm": functools.partial(methods.dynamic_dllm, **_INTERVALS, **_WINDOW, threshold=0.6),
+    "dynamic_dllm_dynamics": functools.partial(
+        methods.dynamic_dllm, "release", **_INTERVALS, **_WINDOW, select_from="inputs", dynamics="position", start=0.6
+    ),
 }
 # Numbers that make a method commit one token per forward, whatever the confidences: same program, other arguments.
 ONE_PER_FORWARD = {
@@ -100,6 +107,9 @@ ONE_PER_FORWARD = {
     "entropy_bound": {"gamma": -1.0},
     "polestar": {"tau": float("inf"), "suffix_tau": 2.0},
     "polestar_release": {"tau": float("inf"), "suffix_tau": 2.0},
+    "dllm_cache": {"threshold": 2.0},
+    "dynamic_dllm": {"threshold": 2.0},
+    "dynamic_dllm_dynamics": {"start": 3.0},
 }
 
 # What a constructor calls a number, and another value of it than the table's: nothing may be compiled again for it.
@@ -143,7 +153,13 @@ OTHER_NUMBERS = {
     "entropy_bound": {"gamma": 1.0},
     "polestar": _OTHER_GATE,
     "polestar_release": _OTHER_GATE,
+    "dllm_cache": {"prompt_interval": 4, "response_interval": 2, "threshold": 0.4},
+    "dynamic_dllm": {"prompt_interval": 4, "response_interval": 2, "budget": 3, "budget_scale": 20, "threshold": 0.4},
+    "dynamic_dllm_dynamics": {"start": 0.5, "alpha": 0.02, "beta": 0.1},
 }
+
+# Rows that are all in the same kind of forward at the same time: nobody waits.
+IN_STEP = {"dual_steps", "dllm_cache", "dynamic_dllm", "dynamic_dllm_dynamics"}
 
 # The `release` preset lets [MASK] win, so a committed token may be [MASK].
 MAY_COMMIT_MASK = {"polestar_release"}
