@@ -1,0 +1,1 @@
+"""Benchmarks: tasks, scorers, and the adapter that lm-eval drives."""
