@@ -12,7 +12,7 @@ from models.embedded import tasks
 from models.embedded.checkpoint import decode_text, encode, make_tokenizer
 from models.embedded.train import Recipe, draw_masks, make_model, train
 
-SHIPPED = Path(__file__).parents[1] / "models" / "embedded" / "polestar-tiny"
+EMBEDDED = Path(__file__).parents[1] / "models" / "embedded"
 MICRO = Recipe(steps=6, batch=4, model_size=16, layers=1, heads=2, feed_forward=16, warmup=2, easy=0.3, pool=32)
 
 
@@ -140,8 +140,10 @@ def test_a_resumed_run_makes_the_parameters_of_an_uninterrupted_one(tmp_path):
         np.testing.assert_array_equal(a, c)
 
 
-def test_the_shipped_checkpoint_is_this_vocabulary_and_model():
-    model, _ = load_hf(SHIPPED)
-    assert model.config == make_model(Recipe()).config
-    assert (SHIPPED / "tokenizer.json").read_text() == make_tokenizer().to_str(pretty=True)
-    assert sum(path.stat().st_size for path in SHIPPED.iterdir()) <= 12e6
+@pytest.mark.parametrize(("name", "family"), [("polestar-tiny", "llada"), ("polestar-tiny-dream", "dream")])
+def test_the_shipped_checkpoints_are_this_vocabulary_and_model(name, family):
+    folder = EMBEDDED / name
+    model, _ = load_hf(folder)
+    assert model.config == make_model(Recipe(family=family)).config
+    assert (folder / "tokenizer.json").read_text() == make_tokenizer().to_str(pretty=True)
+    assert sum(path.stat().st_size for path in folder.iterdir()) <= 12e6
