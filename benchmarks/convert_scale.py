@@ -10,6 +10,7 @@ dropped from the page cache. Needs three times the size of the checkpoint (48 GB
 """
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import os
@@ -19,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import ml_dtypes
@@ -98,39 +99,38 @@ class Run:
         return f"peak memory {self.peak / 2**30:.2f} GiB; {size_of(written) / 1e9:.3f} GB written"
 
 
-def convert(source: Path, target: Path, *words: str, watch: Callable[[int], None] | None = None) -> Run:
-    """Runs `polestar convert` as a process of its own; `watch` gets its process id meanwhile."""
+def convert(source: Path, target: Path, *words: str, kill_at: int | None = None) -> Run:
+    """Runs `polestar convert` as a process of its own; kills it when so many bytes lie aside."""
     forget(source)
     command = [sys.executable, "-m", "polestar_jax", "convert", str(source), str(target), *words]
     start = time.perf_counter()
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    if watch is not None:
-        watch(process.pid)
-    _, status, usage = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
+    peak = 0
+    while process.poll() is None:
+        peak = max(peak, high_water(process.pid))
+        if kill_at is not None and size_of(aside_of(target)) >= kill_at:
+            process.kill()
+        time.sleep(0.05)
     if target.exists():
         subprocess.run(["sync", "-f", target], check=True)
-    return Run(process.returncode, time.perf_counter() - start, usage.ru_maxrss << 10)
+    return Run(process.returncode, time.perf_counter() - start, peak)
+
+
+def high_water(process: int) -> int:
+    """Most bytes that a process has had resident. (`getrusage` would count what its parent had before it forked.)"""
+    try:
+        status = Path(f"/proc/{process}/status").read_text()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith("VmHWM")), 0)
 
 
 def size_of(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-
-
-def kill_at(aside: Path, size: int) -> Callable[[int], None]:
-    """Kills a process with signal 9 as soon as a folder holds so many bytes."""
-
-    def watch(process: int) -> None:
-        while True:
-            try:
-                if aside.is_dir() and size_of(aside) >= size:
-                    break
-            except FileNotFoundError:
-                pass  # renamed between listing and looking
-            time.sleep(0.005)
-        os.kill(process, signal.SIGKILL)
-
-    return watch
+    size = 0
+    for path in folder.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):  # renamed between listing and looking
+            size += path.stat().st_size if path.is_file() else 0
+    return size
 
 
 def count_equal(first: Path, second: Path) -> str:
@@ -148,13 +148,10 @@ def say(words: str) -> None:
     print(words, flush=True)
 
 
-def measure(work: Path, config: Config, *, kill: bool, back: bool) -> None:
-    source, target = work / "hf", work / "orbax"
-    start = time.perf_counter()
-    size = make_folder(source, config)
-    shards = len(list(source.glob("*.safetensors")))
-    seconds = time.perf_counter() - start
-    say(f"{config.family}: {size / 1e9:.3f} GB of weights in {shards} shards, made in {seconds:.0f} s")
+def measure(work: Path, source: Path, *, kill: bool, back: bool) -> None:
+    target = work / "orbax"
+    size, shards = size_of(source), len(list(source.glob("*.safetensors")))
+    say(f"{source}: {size / 1e9:.3f} GB in {shards} shards")
 
     copying = copy(source, work / "copy")
     say(f"cp + sync: {copying:.1f} s, {size / copying / 1e9:.2f} GB/s")
@@ -173,7 +170,7 @@ def measure(work: Path, config: Config, *, kill: bool, back: bool) -> None:
     shutil.rmtree(target)
 
     if kill:
-        run = convert(source, target, watch=kill_at(aside_of(target), size // 2))
+        run = convert(source, target, kill_at=size // 2)
         assert run.status == -signal.SIGKILL and not target.exists()
         say(f"killed with signal 9: {size_of(aside_of(target)) / 1e9:.3f} GB left aside")
         run = convert(source, target, "--resume")
@@ -189,21 +186,27 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="where to work (default: the system's temporary folder)")
     parser.add_argument("--kill", action="store_true", help="also kill a conversion half way and resume it")
     parser.add_argument("--back", action="store_true", help="also convert back and compare")
-    parser.add_argument("--keep", action="store_true", help="keep the folders")
+    parser.add_argument("--source", type=Path, help="measure this Hugging Face folder instead of making any")
     arguments = parser.parse_args()
     say(f"{cpu_model()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, revision {git_revision()}")
+    work = Path(tempfile.mkdtemp(prefix="convert-", dir=arguments.folder))
+    try:
+        for source in [arguments.source] if arguments.source else made(work, arguments):
+            measure(work, source, kill=arguments.kill, back=arguments.back)
+            shutil.rmtree(work / "orbax", ignore_errors=True)
+    finally:
+        shutil.rmtree(work)
+
+
+def made(work: Path, arguments: argparse.Namespace) -> Iterator[Path]:
+    """Makes the folders, one at a time."""
     for family in arguments.family or sorted(SHAPES):
         config = SHAPES[family]
         if arguments.scale == "small":
             config = dataclasses.replace(config, **SMALL)
-        work = Path(tempfile.mkdtemp(prefix=f"convert-{family}-", dir=arguments.folder))
-        try:
-            measure(work, config, kill=arguments.kill, back=arguments.back)
-        finally:
-            if arguments.keep:
-                print(f"kept: {work}")
-            else:
-                shutil.rmtree(work)
+        make_folder(work / family, config)
+        yield work / family
+        shutil.rmtree(work / family)
 
 
 if __name__ == "__main__":

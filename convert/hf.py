@@ -57,10 +57,13 @@ def open_hf(folder: str | os.PathLike[str], *, dtype: DTypeLike | None = None) -
     config = dataclasses.replace(config, dtype=wanted or _WEIGHT_DTYPES[stored[0].dtype])
     paths = {name: path for path, name in names.items()}
 
+    def cast(stored: tuple[Entry, np.ndarray]) -> tuple[str, np.ndarray]:
+        # Cast on the host: the device then never holds a weight in two dtypes.
+        return paths[stored[0].name], stored[1].astype(jnp.dtype(config.dtype), copy=False)
+
     def values(some: Iterable[str]) -> Iterator[tuple[str, np.ndarray]]:
-        for entry, array in read(entries[names[path]] for path in some):
-            # Cast on the host: the device then never holds a weight in two dtypes.
-            yield paths[entry.name], array.astype(jnp.dtype(config.dtype), copy=False)
+        # Not a loop, whose variable would keep a tensor while the next one is read.
+        return map(cast, read(entries[names[path]] for path in some))
 
     leaves = {path: _leaf(entries[name]) for path, name in names.items()}
     shards = sorted({entry.file.name for entry in entries.values()})

@@ -150,6 +150,7 @@ def write_params(folder: Path, source: Source, progress: Progress) -> None:
                 ocp.partial.save(_place(target), _nest(piece))
             for path in piece:
                 progress(path, source.size(path))
+            piece.clear()  # before the next one is read
         merging.touch()
         with _understood(folder), _writing():
             ocp.partial.finalize(_place(target))
