@@ -12,7 +12,7 @@ from jax.typing import ArrayLike
 from polestar_jax.head import SIGNALS
 from polestar_jax.loop import fresh_state, is_live, output_of, run, start, step
 from polestar_jax.prompts import check_prompt
-from polestar_jax.types import DecodeOutput, DecodeState, Method, Model, Prompt, Spec, StepLog
+from polestar_jax.types import DecodeOutput, DecodeState, Method, Model, Prompt, Signal, Spec, StepLog
 
 
 def make_decode(model: Model, method: Method, *, gen_length: int) -> "Decode":
@@ -33,8 +33,7 @@ def make_decode(model: Model, method: Method, *, gen_length: int) -> "Decode":
     spec = decode.spec(batch=1, prompt_length=1)
     parts = (method.schedule, method.cache, method.rule, method.sampler)
     problems = [problem for part in parts for problem in part.problems(spec)]
-    lacking = spec.needs - method.cache.provides - SIGNALS.keys()
-    if lacking:
+    if lacking := lacking_signals(method):
         problems.append(
             f"the commit rule {type(method.rule).__name__} needs {sorted(lacking)}, which the cache policy"
             f" {type(method.cache).__name__} does not measure"
@@ -42,6 +41,11 @@ def make_decode(model: Model, method: Method, *, gen_length: int) -> "Decode":
     if problems:
         raise ValueError(f"{method.name}: " + "; ".join(problems))
     return decode
+
+
+def lacking_signals(method: Method) -> frozenset[Signal]:
+    """What the parts of a method read and nobody measures."""
+    return (method.rule.needs | method.cache.needs) - method.cache.provides - SIGNALS.keys()
 
 
 def _as_number(leaf: Any) -> jax.Array:

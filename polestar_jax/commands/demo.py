@@ -24,7 +24,7 @@ from polestar_jax.commands.show_option import TERMINAL, add_show, check_show, te
 if TYPE_CHECKING:
     from models.embedded.tasks import Item
     from polestar_jax import Decode, DecodeOutput, DecodeState, Prompt
-    from polestar_jax.commands.method_arguments import MethodChoice
+    from polestar_jax.commands.method_arguments import Choice
     from polestar_jax.metrics import Metrics
 
 SUMMARY = "compare methods on held-out items of the embedded checkpoint"
@@ -59,7 +59,7 @@ class Run:
       seconds: wall time of the decodes.
     """
 
-    choice: "MethodChoice"
+    choice: "Choice"
     config: dict[str, Any]
     decode: "Decode"
     state: "DecodeState"
@@ -128,7 +128,7 @@ def _encode(items: Sequence["Item"], tokenizer: Any, name: str) -> list[list[int
     return [tokenizer.encode(item.prompt) for item in items]
 
 
-def _prepare(choice: "MethodChoice", model: Any, settings: dict[str, Any]) -> Run:
+def _prepare(choice: "Choice", model: Any, settings: dict[str, Any]) -> Run:
     import jax
 
     from models.embedded import checkpoint, tasks

@@ -1,4 +1,7 @@
-"""Methods as words: `name[:preset][:field=value...]`, with the fields of the method's own function."""
+"""Methods as words: `name[:preset][:field=value...]`, with the fields of the method's own function.
+
+Two of them joined by "+" are the cache of the first under the commit rule of the second.
+"""
 
 import dataclasses
 import inspect
@@ -10,10 +13,11 @@ import typing
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
+from polestar_jax.composition import combine
 from polestar_jax.methods import METHODS
 from polestar_jax.types import Method
 
-SYNTAX = "NAME[:PRESET][:FIELD=VALUE...]"
+SYNTAX = "NAME[:PRESET][:FIELD=VALUE...][+NAME...]"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,16 +44,57 @@ class MethodChoice:
         return function(**preset, **blocks, **self.settings)
 
 
-def parse_method(text: str, settings: Sequence[str] = ()) -> MethodChoice:
-    """Reads one method.
+@dataclasses.dataclass(frozen=True)
+class CombinedChoice:
+    """The cache of one method under the commit rule of another; see `polestar_jax.composition`."""
+
+    cache_from: MethodChoice
+    rule_from: MethodChoice
+
+    @property
+    def name(self) -> str:
+        return f"{self.cache_from.name}+{self.rule_from.name}"
+
+    @property
+    def label(self) -> str:
+        return f"{self.cache_from.label}+{self.rule_from.label}"
+
+    def build(self, block_length: int) -> Method:
+        return combine(self.cache_from.build(block_length), self.rule_from.build(block_length))
+
+
+Choice = MethodChoice | CombinedChoice
+
+
+def parse_method(text: str, settings: Sequence[str] = ()) -> Choice:
+    """Reads one method, or two joined by "+".
 
     Args:
-      text: `name[:preset][:field=value...]`.
-      settings: more `field=value`.
+      text: `name[:preset][:field=value...]`, or two of these joined by "+".
+      settings: more `field=value`; of two methods, for the one that has the field.
 
     Raises:
       ValueError: naming the method, preset, field or value that is wrong, and what is accepted.
     """
+    # A plus before anything but a name belongs to a number, such as tau=1e+3 or tau=+inf.
+    words = re.split(r"(?<![=,])\+(?=\s*[A-Za-z_])", text)
+    if len(words) == 1:
+        return _parse_single(text, settings)
+    if len(words) > 2:
+        raise ValueError(f"{text!r} joins {len(words)} methods; a cache and a commit rule come from two")
+    names = [word.strip().split(":")[0] for word in words]
+    own: list[list[str]] = [[], []]
+    for setting in settings:
+        field = setting.partition("=")[0].strip()
+        having = [place for place, name in enumerate(names) if name in METHODS and field in field_readers(name)]
+        if len(having) != 1:
+            who = f"both {' and '.join(names)} have" if having else f"neither {' nor '.join(names)} has"
+            raise ValueError(f"{who} the field {field!r}; write {setting} after the method's own name")
+        own[having[0]].append(setting)
+    return CombinedChoice(*(_parse_single(word, own[place]) for place, word in enumerate(words)))
+
+
+def _parse_single(text: str, settings: Sequence[str]) -> MethodChoice:
     name, *rest = text.strip().split(":")
     if name not in METHODS:
         raise ValueError(f"unknown method {name!r}; there are {', '.join(METHODS)}")
@@ -66,10 +111,10 @@ def parse_method(text: str, settings: Sequence[str] = ()) -> MethodChoice:
     return MethodChoice(name, preset, chosen, ":".join([name, *([preset] if preset else []), *assignments]))
 
 
-def parse_methods(text: str) -> list[MethodChoice]:
+def parse_methods(text: str) -> list[Choice]:
     """Reads several methods, separated by commas; "all" is every method with its defaults."""
     if text.strip() == "all":
-        return [parse_method(name) for name in METHODS]
+        return [_parse_single(name, ()) for name in METHODS]
     # A comma before anything but a name belongs to a value, such as capacities=0.5,1.0.
     choices = [parse_method(word) for word in re.split(r",(?=\s*[A-Za-z_])", text)]
     labels = [choice.label for choice in choices]
@@ -108,16 +153,13 @@ def field_readers(name: str) -> dict[str, Reader]:
 
 def describe_method(method: Method) -> dict[str, Any]:
     """Every part of a method with every value, its defaults included, ready for JSON."""
-    parts = {name: getattr(method, name) for name in ("cache", "rule", "schedule", "sampler")}
-    described = {
-        name: {"type": type(part).__name__}
-        | {field.name: _plain(getattr(part, field.name)) for field in dataclasses.fields(part)}
-        for name, part in parts.items()
-    }
-    return described | {"guidance": _plain(method.guidance)}
+    return {name: _plain(getattr(method, name)) for name in ("cache", "rule", "schedule", "sampler", "guidance")}
 
 
 def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value):
+        fields = {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        return {"type": type(value).__name__} | fields
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)  # JSON has no infinity
     if isinstance(value, tuple):
