@@ -4,26 +4,17 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from polestar_jax.evaluation.tasks import gsm8k, humaneval, mbpp
-from polestar_jax.evaluation.tasks import math as minerva
-from polestar_jax.evaluation.tasks.embedded import embedded
-from polestar_jax.evaluation.tasks.lists import EASY, HARD, lists
-from polestar_jax.evaluation.tasks.puzzles import puzzles
+from polestar_jax.evaluation.tasks import embedded, gsm8k, humaneval, lists, math, mbpp, puzzles
 from polestar_jax.evaluation.tasks.rows import read_rows
 
-_FROM_FILES: dict[str, tuple[Callable[..., dict[str, Any]], Sequence[str]]] = {
-    "gsm8k": (gsm8k.gsm8k, gsm8k.FIELDS),
-    "math": (minerva.math, minerva.FIELDS),
-    "humaneval": (humaneval.humaneval, humaneval.FIELDS),
-    "mbpp": (mbpp.mbpp, mbpp.FIELDS),
-}
+_FROM_FILES = {"gsm8k": gsm8k, "math": math, "humaneval": humaneval, "mbpp": mbpp}
 _WITH_SHOTS = ("gsm8k", "mbpp")
 _MADE: dict[str, Callable[[int, int], list[dict[str, Any]]]] = {
-    "lists_easy": lambda count, seed: [lists(name, count, seed) for name in EASY],
-    "lists_hard": lambda count, seed: [lists(name, count, seed) for name in HARD],
-    "latin_square": lambda count, seed: [puzzles("latin_square", count, seed)],
-    "sudoku": lambda count, seed: [puzzles("sudoku", count, seed)],
-    "embedded": lambda count, seed: [embedded(name, count, seed) for name in ("arithmetic", "lists")],
+    "lists_easy": lambda count, seed: [lists.make_task(name, count, seed) for name in lists.EASY],
+    "lists_hard": lambda count, seed: [lists.make_task(name, count, seed) for name in lists.HARD],
+    "latin_square": lambda count, seed: [puzzles.make_task("latin_square", count, seed)],
+    "sudoku": lambda count, seed: [puzzles.make_task("sudoku", count, seed)],
+    "embedded": lambda count, seed: [embedded.make_task(name, count, seed) for name in ("arithmetic", "lists")],
 }
 NAMES = (*_FROM_FILES, *_MADE)
 
@@ -50,13 +41,13 @@ def make_tasks(
     made: list[str | dict[str, Any]] = []
     for name in names:
         if name in _FROM_FILES:
-            function, fields = _FROM_FILES[name]
+            module = _FROM_FILES[name]
             files = {
-                option: read_rows(given[name], fields)
+                option: read_rows(given[name], module.FIELDS)
                 for option, given in (("rows", rows), ("shots", shots))
                 if name in given
             }
-            made.append(function(**files))
+            made.append(module.make_task(**files))
         elif name in _MADE:
             made += _MADE[name](count, seed)
         else:

@@ -5,7 +5,7 @@ from typing import Any
 from polestar_jax.evaluation.tasks.rows import Row, local_dataset
 
 
-def embedded(name: str, count: int = 100, seed: int = 0) -> dict[str, Any]:
+def make_task(name: str, count: int = 100, seed: int = 0) -> dict[str, Any]:
     """The config of "arithmetic" or "lists", scored by the final answer."""
     from models.embedded import tasks
 

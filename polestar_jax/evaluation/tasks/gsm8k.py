@@ -9,7 +9,7 @@ FIELDS = ("question", "answer")
 _NUMBER = r"(-?[$0-9.,]{2,})|(-?[0-9]+)"
 
 
-def gsm8k(
+def make_task(
     rows: Sequence[Row] | None = None, shots: Sequence[Row] | None = None, num_fewshot: int = 5
 ) -> dict[str, Any]:
     """The task's config.

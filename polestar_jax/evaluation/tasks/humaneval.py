@@ -19,7 +19,7 @@ def score(doc: Row, results: Sequence[str]) -> dict[str, float]:
     return {"pass@1": float(run_program(read).passed), "pass@1_plain": float(run_program(plain).passed)}
 
 
-def humaneval(rows: Sequence[Row] | None = None, stop: bool = False) -> dict[str, Any]:
+def make_task(rows: Sequence[Row] | None = None, stop: bool = False) -> dict[str, Any]:
     """The task's config.
 
     Args:

@@ -139,7 +139,7 @@ def score(doc: Row, results: Sequence[str]) -> dict[str, float]:
     return {"score": float(right), "score_strict": float(right and strict)}
 
 
-def lists(operation: str, count: int = 100, seed: int = 0, pool: str = "people") -> dict[str, Any]:
+def make_task(operation: str, count: int = 100, seed: int = 0, pool: str = "people") -> dict[str, Any]:
     """The config of one operation's task; arguments as in `make_rows`."""
     kind = "hard" if OPERATIONS[operation].free else "easy"
     return {

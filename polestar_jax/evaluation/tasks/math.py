@@ -8,7 +8,7 @@ from polestar_jax.evaluation.tasks.rows import Row, source
 FIELDS = ("problem", "solution")
 
 
-def math(rows: Sequence[Row] | None = None) -> dict[str, Any]:
+def make_task(rows: Sequence[Row] | None = None) -> dict[str, Any]:
     """The task's config.
 
     Args:

@@ -18,16 +18,17 @@ _TEXT = (
 )
 
 
-def entry_point(code: str) -> str:
-    """The first function of a reference solution."""
+def entry_point(code: str, test: str) -> str:
+    """The function of a reference solution that its test calls."""
     functions = [node.name for node in ast.parse(code).body if isinstance(node, ast.FunctionDef)]
-    return functions[0] if functions else ""
+    called = {node.id for node in ast.walk(ast.parse(test)) if isinstance(node, ast.Name)}
+    return next((name for name in functions if name in called), "")
 
 
 def score(doc: Row, results: Sequence[str]) -> dict[str, float]:
     """pass@1 of one answer: as it stands, or as post-processing reads it."""
     tests = "\n".join([doc.get("test_setup_code") or "", *doc["test_list"]])
-    read = program_of(results[0], entry_point(doc["code"]))
+    read = program_of(results[0], entry_point(doc["code"], doc["test_list"][0]))
     plain = fenced_code(results[0])
     return {
         "pass@1": float(run_program(f"{read}\n{tests}\n").passed),
@@ -35,7 +36,7 @@ def score(doc: Row, results: Sequence[str]) -> dict[str, float]:
     }
 
 
-def mbpp(rows: Sequence[Row] | None = None, shots: Sequence[Row] | None = None) -> dict[str, Any]:
+def make_task(rows: Sequence[Row] | None = None, shots: Sequence[Row] | None = None) -> dict[str, Any]:
     """The task's config.
 
     Args:

@@ -108,7 +108,7 @@ def _sudoku_prompt(row: Row) -> str:
     return f"{ask(row['example'])}{row['answer']}\n\n{ask(row['puzzle'])}"
 
 
-def puzzles(name: str, count: int = 100, seed: int = 0) -> dict[str, Any]:
+def make_task(name: str, count: int = 100, seed: int = 0) -> dict[str, Any]:
     """The config of "latin_square" or "sudoku"."""
     if name == "latin_square":
         rows, text, right = make_squares(count, seed), _latin_prompt, lambda doc, out: is_latin(doc["symbols"], out)
