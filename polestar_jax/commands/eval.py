@@ -37,6 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the text as it is, as one user turn (how the papers ran instruct models), or turn by turn",
     )
     parser.add_argument("--bos", action="store_true", help="begin raw text with BOS, as Dream's harness does")
+    parser.add_argument("--truncate", action="store_true", help="cut prompts that are too long, on the left")
     parser.add_argument("--batch-size", type=int, default=1, metavar="B", help="prompts decoded together")
     parser.add_argument("--bucket", type=int, default=64, metavar="N", help="prompts are padded to a multiple of this")
     parser.add_argument("--samples", type=int, default=128, help="masked copies per likelihood (default: %(default)s)")
@@ -84,6 +85,7 @@ def run(arguments: argparse.Namespace) -> None:
         bucket=arguments.bucket,
         chat=arguments.chat,
         bos=True if arguments.bos else None,
+        truncate=arguments.truncate,
         answers=str(Path(arguments.out) / "answers.jsonl") if arguments.out else None,
         seed=arguments.seed,
         samples=arguments.samples,

@@ -43,6 +43,7 @@ class PolestarLM(LM):
         chat: str = "raw",
         system: str | None = None,
         bos: bool | None = None,
+        truncate: bool = False,
         answers: str | None = None,
         seed: int = 0,
         samples: int = 128,
@@ -62,6 +63,7 @@ class PolestarLM(LM):
             or "multiturn" (every worked example its own pair of turns; lm-eval's `apply_chat_template`).
           system: the system turn of a chat.
           bos: begin plain text with BOS; None does what the tokenizer does.
+          truncate: cut prompts that are too long on the left, as lm-eval's own models do; else they are an error.
           answers: file of answers that are already there, appended to; None remembers nothing.
           seed: of methods that draw and of the likelihood's masks.
           samples: masked copies per likelihood; a multiple of `group`.
@@ -82,10 +84,10 @@ class PolestarLM(LM):
         self.model, self.params, self.tokenizer = model, params, tokenizer
         self.decode = make_decode(model, method, gen_length=gen_length)
         self.batch_size, self.bucket, self.chat, self.system, self.bos = batch_size, bucket, chat, system, bos
-        self.seed, self.samples, self.group = seed, samples, group
+        self.truncate, self.seed, self.samples, self.group = truncate, seed, samples, group
         self.likelihood = likelihood or ("dream" if model.shift else "llada")
         self.answers = Answers(answers)
-        self.identity = [name, _fingerprint(params), repr(method), gen_length, chat, system, bos, seed]
+        self.identity = [name, _fingerprint(params), repr(method), gen_length, chat, system, bos, truncate, seed]
         self.records: dict[tuple[str, int, int], dict[str, Any]] = {}
         self.shapes: set[tuple[int, int]] = set()
 
@@ -111,8 +113,7 @@ class PolestarLM(LM):
     def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
         """Answers in the order of `requests`, each cut at its end of text and its stop strings."""
         keys = [key_of(*self.identity, request.args) for request in requests]
-        ids = {i: self.encode(requests[i].args[0]) for i, key in enumerate(keys) if self.answers.get(key) is None}
-        self._check_lengths(ids, requests)
+        ids = {i: self._fit(requests[i]) for i, key in enumerate(keys) if self.answers.get(key) is None}
         for batch in self._batches(ids):
             decoded = zip(batch, self._decode_batch([ids[i] for i in batch]), strict=True)
             self.answers.add({keys[i]: self._read(*row, _stops(requests[i])) for i, row in decoded})
@@ -124,14 +125,18 @@ class PolestarLM(LM):
             answers.append(answer["text"])
         return answers
 
-    def _check_lengths(self, ids: dict[int, list[int]], requests: Sequence[Instance]) -> None:
+    def _fit(self, request: Any) -> list[int]:
+        """The ids of a request's prompt, which has room before the answer."""
+        prompt = self.encode(request.args[0])
         room = self.model.config.max_length - self.decode.gen_length
-        for i, prompt in ids.items():
-            if not 0 < len(prompt) <= room:
-                raise ValueError(
-                    f"the prompt of document {requests[i].doc_id} of {requests[i].task_name} has {len(prompt)} tokens;"
-                    f" with gen_length={self.decode.gen_length} there must be 1 to {room}: use fewer worked examples"
-                )
+        if self.truncate:
+            return prompt[-room:]
+        if not 0 < len(prompt) <= room:
+            raise ValueError(
+                f"the prompt of document {request.doc_id} of {request.task_name} has {len(prompt)} tokens; with"
+                f" gen_length={self.decode.gen_length} there must be 1 to {room}: use fewer examples, or truncate"
+            )
+        return prompt
 
     def _batches(self, ids: dict[int, list[int]]) -> list[list[int]]:
         """Requests that are decoded together: of one bucket, in order, `batch_size` at a time."""

@@ -1,0 +1,252 @@
+"""The adapter that lm-eval drives, and the likelihoods it estimates."""
+
+import itertools
+import json
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from lm_eval.api.instance import Instance
+
+import polestar_jax
+from polestar_jax import methods
+from polestar_jax.cli import main
+from polestar_jax.evaluation.adapter import PolestarLM
+from polestar_jax.evaluation.answers import Answers
+from polestar_jax.evaluation.likelihood import draw_counts, draw_masks, estimate
+from polestar_jax.evaluation.stops import cut, first_unfilled
+from tests.methods_table import FAMILIES, lively_params
+
+SAMPLES = Path(__file__).parent / "samples"
+LENGTH = 24
+
+
+@pytest.fixture(scope="module")
+def checkpoint():
+    return polestar_jax.load("polestar-tiny")
+
+
+def adapter(checkpoint, **options) -> PolestarLM:
+    settings = {"gen_length": LENGTH, "name": "polestar-tiny", "bucket": 24, "batch_size": 2}
+    method = methods.parallel(block_length=8)
+    return PolestarLM(*checkpoint, options.pop("method", method), **settings | options)
+
+
+PROMPTS = [
+    "ivy has 14 pens . she drops 9 . she buys 3 . how many ?",
+    "bob has 5 pens . he buys 3 . how many ?",
+    "gus has 8 cards . he drops 3 . he sells 3 . he wins 5 . how many ?",
+    "move dan to back . swap bob and eva . line jack bob cara dan eva ?",
+    "ann has 2 keys . she finds 2 . how many ?",
+]
+
+
+def requests(prompts=PROMPTS, until=()):
+    return [
+        Instance("generate_until", {}, (prompt, {"until": list(until)}), 0, ("task", number, 1))
+        for number, prompt in enumerate(prompts)
+    ]
+
+
+def test_answers_come_in_order_whatever_the_batch(checkpoint):
+    alone, together = adapter(checkpoint, batch_size=1), adapter(checkpoint, batch_size=4)
+    expected = alone.generate_until(requests())
+    assert together.generate_until(requests()) == expected
+    assert together.records == alone.records
+    backwards = together.generate_until(requests(PROMPTS[::-1]))
+    assert backwards == expected[::-1]
+    assert expected[1].startswith("bob starts with ")
+    assert len(set(expected)) == len(expected)
+
+
+def test_a_draw_hangs_on_the_prompt_alone(checkpoint):
+    method = methods.vanilla(block_length=8, temperature=1.5)
+    alone = adapter(checkpoint, method=method, batch_size=1).generate_until(requests())
+    together = adapter(checkpoint, method=method, batch_size=4).generate_until(requests(PROMPTS[::-1]))
+    assert together == alone[::-1]
+    assert adapter(checkpoint, method=method, batch_size=4, seed=1).generate_until(requests()) != alone
+
+
+def test_few_shapes_are_compiled(checkpoint):
+    language_model = adapter(checkpoint, bucket=8)
+    assert [language_model._padded(length) for length in (1, 8, 9, 16, 103, 104)] == [8, 8, 16, 16, 104, 104]
+    language_model.generate_until(requests())
+    assert language_model.shapes == {(2, 16), (2, 24)}
+
+
+def test_every_answer_has_its_costs(checkpoint):
+    language_model = adapter(checkpoint)
+    language_model.generate_until(requests())
+    for number, prompt in enumerate(PROMPTS):
+        record = language_model.records["task", number, 0]
+        assert record["prompt_tokens"] == len(prompt.split())
+        assert record["tpf"] == record["tokens"] / record["forwards"]
+        assert record["rows"] == record["forwards"] * (record["prompt_tokens"] + LENGTH)
+
+
+def test_stop_strings_cut_the_answer(checkpoint):
+    language_model = adapter(checkpoint)
+    plain = language_model.generate_until(requests())
+    stopped = language_model.generate_until(requests(until=[" pens", "."]))
+    assert stopped == [cut(answer, [" pens", "."]) for answer in plain]
+    assert stopped[1].startswith("bob starts with ") and len(stopped[1].split()) == 4
+
+
+def test_a_stop_string_after_a_mask_is_none(checkpoint):
+    language_model = adapter(checkpoint)
+    words = checkpoint[2].encode("bob has 5 . pens")
+    tokens = np.array(words)
+    read = lambda filled: language_model._read(tokens, np.array(filled), {}, ["."])["text"]
+    assert read([True] * 5) == "bob has 5 "
+    assert read([True, False, True, True, True]) == "bob5 . pens"
+    assert read([True, True, True, True, False]) == "bob has 5 "
+    assert first_unfilled([]) == 0
+    assert cut("a.b", ["", "b", "."]) == "a"
+
+
+def test_a_killed_evaluation_goes_on(checkpoint, tmp_path, monkeypatch):
+    file = str(tmp_path / "answers.jsonl")
+    expected = adapter(checkpoint).generate_until(requests())
+    decode_batch, calls = PolestarLM._decode_batch, []
+
+    def killed(self, prompts):
+        calls.append(len(prompts))
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return decode_batch(self, prompts)
+
+    monkeypatch.setattr(PolestarLM, "_decode_batch", killed)
+    with pytest.raises(KeyboardInterrupt):
+        adapter(checkpoint, answers=file).generate_until(requests())
+    with open(file, "a") as half:
+        half.write('{"key": "torn')
+    calls[:] = [0] * 2
+    language_model = adapter(checkpoint, answers=file)
+    assert language_model.generate_until(requests()) == expected
+    assert sum(calls) == len(PROMPTS) - 2
+    calls[:] = [0] * 2
+    again = adapter(checkpoint, answers=file)
+    assert again.generate_until(requests()) == expected
+    assert sum(calls) == 0
+    assert again.records == language_model.records
+    # Another setting is another question.
+    other = adapter(checkpoint, answers=file, method=methods.parallel(block_length=8, threshold=0.5))
+    other.generate_until(requests(PROMPTS[:2]))
+    assert sum(calls) == 2
+    assert len(Answers(file)._known) == len(PROMPTS) + 2
+
+
+def test_bad_settings_are_refused(checkpoint):
+    with pytest.raises(ValueError, match="chat='turns'"):
+        adapter(checkpoint, chat="turns")
+    with pytest.raises(ValueError, match="samples=10"):
+        adapter(checkpoint, samples=10)
+    with pytest.raises(ValueError, match="gen_length=128"):
+        adapter(checkpoint, gen_length=128)
+    with pytest.raises(ValueError, match="has no tokenizer"):
+        PolestarLM(*checkpoint[:2], None, methods.parallel(block_length=8), gen_length=8, name="x")
+    long = requests(["pens " * 105])
+    with pytest.raises(ValueError, match=r"document 0 of task has 105 tokens; .* 1 to 104"):
+        adapter(checkpoint).generate_until(long)
+    assert adapter(checkpoint, truncate=True)._fit(long[0]) == checkpoint[2].encode("pens " * 104)
+    with pytest.raises(ValueError, match="no chat template"):
+        adapter(checkpoint, chat="single_user").generate_until(requests())
+    with pytest.raises(NotImplementedError, match="left-to-right"):
+        adapter(checkpoint).loglikelihood_rolling([])
+
+
+# Likelihood
+
+
+def exact_bound(model, params, prompt, target) -> float:
+    """The bound by every set of masked positions, weighed by its probability."""
+    total, n = 0.0, len(target)
+    for size in range(1, n + 1):
+        subsets = list(itertools.combinations(range(n), size))
+        for subset in subsets:
+            shown = np.array([*prompt, *target])
+            shown[[len(prompt) + place for place in subset]] = model.config.mask_id
+            logits = np.asarray(model(params, jnp.asarray(shown)[None])[0], np.float64)
+            log_probability = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+            rows = [len(prompt) + place - model.shift for place in subset]
+            loss = sum(log_probability[row, target[place]] for row, place in zip(rows, subset, strict=True))
+            total += loss / size / len(subsets)
+    return total
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("estimator", ["llada", "dream"])
+def test_the_estimate_is_unbiased(family, estimator, record_property):
+    model = FAMILIES[family]
+    params = lively_params(model, 1)
+    prompt, target = [5, 6, 7], [8, 9, 10]
+    exact = exact_bound(model, params, prompt, target)
+    padded = jnp.asarray([0, 0, *prompt], jnp.int32), jnp.asarray([*target, 0, 0, 0, 0, 0], jnp.int32)
+    sizes = jnp.asarray([len(prompt), len(target)], jnp.int32)
+    value, error = estimate(model, 4096, 8, estimator, params, *padded, sizes, jax.random.key(0))
+    record_property("exact", exact)
+    record_property("estimate", (float(value), float(error)))
+    assert abs(float(value) - exact) < 4 * float(error)
+    assert float(error) < 0.1 * abs(exact)
+    again, _ = estimate(model, 4096, 8, estimator, params, *padded, sizes, jax.random.key(0))
+    assert again == value
+
+
+def test_counts_are_spread_evenly():
+    for seed in range(20):
+        counts = np.asarray(draw_counts(jax.random.key(seed), jnp.int32(12), 12))
+        assert sorted(counts) == list(range(1, 13))
+        few = np.asarray(draw_counts(jax.random.key(seed), jnp.int32(12), 4))
+        assert sorted(np.diff(sorted(few)))[0] == 3
+    masks, weight = draw_masks(jax.random.key(0), jnp.int32(5), 8, 16, "llada")
+    assert not masks[:, 5:].any()
+    np.testing.assert_allclose(masks.sum(axis=1) * weight, 5, rtol=1e-6)
+    ones, _ = draw_masks(jax.random.key(0), jnp.int32(1), 8, 16, "llada")
+    assert ones[:, 0].all()
+
+
+def test_a_likely_target_is_likelier(checkpoint):
+    language_model = adapter(checkpoint, samples=16, group=8)
+    ask = lambda target: Instance("loglikelihood", {}, (PROMPTS[1], target), 0, ("task", 0, 1))
+    right, wrong = " bob starts with 5 pens .", " pens bob 5 with . starts"
+    (likely, greedy), (unlikely, _) = language_model.loglikelihood([ask(right), ask(wrong)])
+    assert likely > unlikely + 5
+    assert likely < 0
+    assert not greedy
+    assert language_model.loglikelihood([ask(right)])[0][0] == likely
+
+
+# Through lm-eval
+
+
+def test_samples_end_to_end(tmp_path, capsys):
+    """Scores of a model that does not know the words are near zero; what is looked at is that everything runs."""
+    files = [f"{name}={SAMPLES / file}" for name, file in (("gsm8k", "gsm8k_test.jsonl"), ("math", "math_test.jsonl"))]
+    words = ["eval", "--tasks", "gsm8k,math,embedded,lists_easy", "--limit", "3", "--count", "3", "--truncate"]
+    words += ["--rows", files[0], "--shots", files[0], "--rows", files[1], "--gen-length", "24", "--block-length", "8"]
+    words += ["--method", "parallel", "--batch-size", "2", "--bucket", "104", "--out", str(tmp_path)]
+    assert main(words) == 0, capsys.readouterr().err
+    record = json.loads((tmp_path / "results.json").read_text())
+    assert record["results"]["gsm8k"]["exact_match,strict-match"] == 0
+    assert {"embedded_lists", "math", "lists_easy_copy"} <= record["results"].keys()
+    assert record["results"]["embedded_arithmetic"]["forwards"] > 0
+    assert record["method"]["rule"]["type"] == "Threshold"
+    assert record["compiled_shapes"] == [[2, 104]]
+    samples = json.loads((tmp_path / "samples.json").read_text())["samples"]
+    assert all(row["costs"][0]["forwards"] > 0 for rows in samples.values() for row in rows)
+    answers = (tmp_path / "answers.jsonl").read_text()
+    assert main(words) == 0
+    assert (tmp_path / "answers.jsonl").read_text() == answers
+
+
+def test_wrong_words(capsys):
+    common = ["eval", "--gen-length", "24", "--block-length", "8", "--method", "parallel"]
+    for words, message in (
+        (["--tasks", "nonesuch"], "unknown task nonesuch; ours are gsm8k"),
+        (["--tasks", "embedded", "--rows", "gsm8k"], "--rows 'gsm8k' is not TASK=FILE"),
+        (["--tasks", "embedded", "--limit", "0"], "--limit 0"),
+    ):
+        assert main([*common, *words]) == 2
+        assert message in capsys.readouterr().err
