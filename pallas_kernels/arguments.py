@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from pallas_kernels import residual_nvfp4
 from pallas_kernels.drift_attention import DriftReference, drift_attention
+from pallas_kernels.proxy_drift import proxy_drift
 from pallas_kernels.shapes import Shape
 
 Struct = jax.ShapeDtypeStruct
@@ -27,6 +28,13 @@ def _drift_attention(shape: Shape) -> tuple[Any, ...]:
     return query, _cache(shape), _cache(shape), mask, _reference(shape, shape.rows)
 
 
+def _proxy_drift(shape: Shape) -> tuple[Any, ...]:
+    query = Struct((shape.batch, shape.clusters, shape.heads, shape.head_size), jnp.dtype(shape.dtype))
+    turn = Struct((shape.batch, shape.keys, shape.head_size // 2), jnp.float32)
+    mask = Struct((shape.batch, shape.keys), jnp.bool_)
+    return query, _cache(shape), turn, turn, mask, _reference(shape, shape.clusters)
+
+
 def _quantize(shape: Shape) -> tuple[Any, ...]:
     rows = Struct((shape.batch, shape.window, shape.model_size), jnp.dtype(shape.dtype))
     labels = Struct((shape.batch, shape.window), jnp.int32)
@@ -42,6 +50,7 @@ def _gather(shape: Shape) -> tuple[Any, ...]:
 
 OPS: dict[str, tuple[Callable[..., Any], Callable[[Shape], tuple[Any, ...]]]] = {
     "drift_attention": (drift_attention, _drift_attention),
+    "proxy_drift": (proxy_drift, _proxy_drift),
     "residual_nvfp4.quantize": (residual_nvfp4.quantize, _quantize),
     "residual_nvfp4.gather": (residual_nvfp4.gather, _gather),
 }

@@ -28,8 +28,8 @@ def drift_attention(
       key, value: `[B, Hkv, M, A]`, H a multiple of Hkv, in the query's dtype.
       key_mask: bool `[B, M]`, keys that may be attended to.
       old: of an earlier look; `DriftReference.empty` for the first.
-      implementation: see `pallas_kernels.implementation.choose`; "mosaic" needs bfloat16 and A = 64 or 128, "triton"
-        float32 or bfloat16 and A a power of two from 16 to 128.
+      implementation: see `pallas_kernels.implementation.choose`; "mosaic" needs bfloat16, A = 64 or 128 and M a
+        multiple of 8, "triton" float32 or bfloat16 and A a power of two from 16 to 128.
 
     Returns:
       attended values `[B, R, H, A]` in the dtype of `value`; the drift, float32 `[B, R]`, clamped at 0 per head and
@@ -42,7 +42,7 @@ def drift_attention(
     size, dtypes = query.shape[-1], {query.dtype.name, key.dtype.name, value.dtype.name}
     arguments = query, key, value, key_mask, old
     name = choose(
-        "drift_attention", implementation, mosaic=mosaic_problem(size, dtypes), triton=triton_problem(size, dtypes)
+        "drift_attention", implementation, mosaic=mosaic_problem(key, dtypes), triton=triton_problem(size, dtypes)
     )
     match name:
         case "mosaic":
@@ -56,8 +56,11 @@ def drift_attention(
     return reference.drift_attention(*arguments)
 
 
-def mosaic_problem(size: int, dtypes: set[str]) -> str | None:
+def mosaic_problem(key: jax.Array, dtypes: set[str]) -> str | None:
     """Why Mosaic does not take these arguments, or None."""
+    keys, size = key.shape[2:]
+    if keys % 8:
+        return f"M = {keys} keys are not a multiple of 8"
     if dtypes != {"bfloat16"}:
         return f"tensor cores multiply bfloat16, not {', '.join(sorted(dtypes))}"
     return None if size in (64, 128) else f"heads of {size} are not of 64 or 128"

@@ -12,14 +12,11 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.drift_reference import NEGATIVE, DriftReference, put_together, split_keys
+from pallas_kernels.tiles import PER_COLUMN, ROWS, full, load, multiply, spread_columns, spread_rows
 
-ROWS = KEYS = PIECE = 64
+KEYS = PIECE = 64
 STAGES = 2
 PROGRAMS = 132  # to aim for: one for each multiprocessor of an H100 or H200
-
-_TILE = plgpu.Layout.WGMMA
-_PER_ROW = plgpu.Layout.WGMMA.reduce(1)
-_PER_COLUMN = plgpu.Layout.WGMMA.reduce(0)
 
 
 def drift_attention(
@@ -61,13 +58,13 @@ def drift_attention(
             sums, largest, total, moved = carry
             slot = lax.rem(step, STAGES)
             at_keys = pl.ds((part * steps + step) * KEYS, KEYS)
-            valid = plgpu.load(mask_ref.at[lax.div(plane, kv_heads), at_keys], layout=_PER_COLUMN, optimized=False)
+            valid = load(mask_ref.at[lax.div(plane, kv_heads), at_keys], PER_COLUMN)
             plgpu.barrier_wait(loaded.at[slot])
-            scores = multiply(query_smem, key_smem.at[slot].transpose((1, 0)), KEYS) * size**-0.5
-            scores = jnp.where(spread(valid, 1) > 0, scores, NEGATIVE)
-            change = scores - plgpu.load(old_smem.at[slot, :, 0], layout=_TILE, optimized=False)
+            scores = multiply(KEYS, (query_smem, key_smem.at[slot].transpose((1, 0)))) * size**-0.5
+            scores = jnp.where(spread_columns(valid) > 0, scores, NEGATIVE)
+            change = scores - load(old_smem.at[slot, :, 0])
             new = jnp.maximum(largest, jnp.max(scores, axis=1))
-            shrink, weights = jnp.exp(largest - new), jnp.exp(scores - spread(new, 0))
+            shrink, weights = jnp.exp(largest - new), jnp.exp(scores - spread_rows(new, KEYS))
             total = total * shrink + jnp.sum(weights, axis=1)
             moved = moved * shrink + jnp.sum(weights * change, axis=1)
             plgpu.wait_smem_to_gmem(0, wait_read_only=True)
@@ -77,15 +74,16 @@ def drift_attention(
             plgpu.copy_smem_to_gmem(score_smem, scores_ref.at[plane, at_rows, :, at_keys])
             # In pieces, or old and new sums together would take all registers.
             sums = [
-                piece * spread(shrink, 0) + multiply(weight_smem, value_smem.at[slot, index], KEYS)
+                piece * spread_rows(shrink, PIECE) + multiply(PIECE, (weight_smem, value_smem.at[slot, index]))
                 for index, piece in enumerate(sums)
             ]
             pl.when(step + STAGES < steps)(lambda: fetch(step + STAGES, slot))
             return sums, new, total, moved
 
-        row = lambda number: plgpu.layout_cast(jnp.full((ROWS,), number, jnp.float32), _PER_ROW)
-        zeros = [plgpu.layout_cast(jnp.zeros((ROWS, PIECE), jnp.float32), _TILE) for _ in range(pieces)]
-        sums, *stats = lax.fori_loop(0, steps, attend, (zeros, row(NEGATIVE), row(0.0), row(0.0)))
+        zeros = [full((ROWS, PIECE), 0.0) for _ in range(pieces)]
+        sums, *stats = lax.fori_loop(
+            0, steps, attend, (zeros, full((ROWS,), NEGATIVE), full((ROWS,), 0.0), full((ROWS,), 0.0))
+        )
         for index, piece in enumerate(sums):
             out_smem[index] = piece
         for index, stat in enumerate(stats):
@@ -133,18 +131,3 @@ def drift_attention(
     attended = jnp.sum(weights[..., None] * out, axis=0)[:, :flat].reshape(batch, kv_heads, -1, rows, size)
     attended = attended.transpose(0, 3, 1, 2, 4).reshape(query.shape).astype(value.dtype)
     return attended, drift, reference
-
-
-def spread(vector: jax.Array, axis: int, width: int = KEYS) -> jax.Array:
-    """`[ROWS]` (axis 0) or `[width]` (axis 1) over a tile."""
-    return lax.broadcast_in_dim(vector, (ROWS, width), (axis,))
-
-
-def multiply(a, b, width: int) -> jax.Array:
-    """float32 `a @ b`, `[ROWS, width]`, of tiles in shared memory."""
-
-    def run(accumulator):
-        plgpu.wgmma(accumulator, a, b)
-        return accumulator[...]
-
-    return pl.run_scoped(run, plgpu.WGMMAAccumulatorRef((ROWS, width), jnp.float32))

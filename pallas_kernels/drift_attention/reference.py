@@ -11,14 +11,19 @@ def drift_attention(
     query: jax.Array, key: jax.Array, value: jax.Array, key_mask: jax.Array, old: DriftReference
 ) -> tuple[jax.Array, jax.Array, DriftReference]:
     """See `pallas_kernels.drift_attention`."""
+    probability, drift, reference = compare(score(query, key, key_mask), old)
+    grouped = query.shape[0], key.shape[1], -1, query.shape[1], key.shape[2]
+    weights = probability.astype(value.dtype).reshape(grouped)
+    attended = einsum32("bkgrm,bkma->brkga", weights, value)
+    return attended.reshape(query.shape).astype(value.dtype), drift, reference
+
+
+def score(query: jax.Array, key: jax.Array, key_mask: jax.Array) -> jax.Array:
+    """Scaled scores, float32 `[B, H, R, M]`, of queries `[B, R, H, A]` and keys `[B, Hkv, M, A]`."""
     batch, rows, heads, size = query.shape
     grouped = query.reshape(batch, rows, key.shape[1], -1, size)
     scores = einsum32("brkga,bkma->bkgrm", grouped, key) * size**-0.5
-    scores = jnp.where(key_mask[:, None, None, None, :], scores, NEGATIVE).reshape(batch, heads, rows, -1)
-    probability, drift, reference = compare(scores, old)
-    weights = probability.astype(value.dtype).reshape(batch, key.shape[1], -1, rows, key.shape[2])
-    attended = einsum32("bkgrm,bkma->brkga", weights, value)
-    return attended.reshape(query.shape).astype(value.dtype), drift, reference
+    return jnp.where(key_mask[:, None, None, None, :], scores, NEGATIVE).reshape(batch, heads, rows, -1)
 
 
 def compare(scores: jax.Array, old: DriftReference) -> tuple[jax.Array, jax.Array, DriftReference]:

@@ -12,17 +12,14 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.small_floats import E2M1_BOUNDARIES, E2M1_LARGEST, E4M3_LARGEST, exponent, power
+from pallas_kernels.tiles import PER_COLUMN, PER_ROW, ROWS, full, load, multiply, positions, spread_columns, spread_rows
 
-ROWS = 64
 COLUMNS = 256
 """A scale row of a tile is then 16 bytes, the least that the copy engine moves."""
 
 _CHUNK = 64
 _CHUNKS = COLUMNS // _CHUNK
 _GROUP = 16
-_TILE = plgpu.Layout.WGMMA
-_PER_ROW = plgpu.Layout.WGMMA.reduce(1)
-_PER_COLUMN = plgpu.Layout.WGMMA.reduce(0)
 
 
 def quantize(rows: jax.Array, labels: jax.Array, centroids: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -40,8 +37,8 @@ def quantize(rows: jax.Array, labels: jax.Array, centroids: jax.Array) -> tuple[
             here = pl.ds(column * COLUMNS + chunk * _CHUNK, _CHUNK)
             plgpu.copy_gmem_to_smem(rows_ref.at[batch_index, at_rows, here], row_smem.at[chunk], barrier)
         plgpu.copy_gmem_to_smem(centroids_ref.at[batch_index, :, :, at_columns], centroid_smem, barrier)
-        _, place = _positions((ROWS, _CHUNK))
-        code, byte = _positions((_CHUNK, _CHUNK // 2))
+        _, place = positions((ROWS, _CHUNK))
+        code, byte = positions((_CHUNK, _CHUNK // 2))
         high = jnp.where(code == 2 * byte + 1, 16.0, 0.0)
         join_smem[...] = jnp.where(code == 2 * byte, 1.0, high).astype(jnp.bfloat16)
         label = _load_labels(labels_ref.at[batch_index, at_rows])
@@ -49,24 +46,24 @@ def quantize(rows: jax.Array, labels: jax.Array, centroids: jax.Array) -> tuple[
 
         def treat(chunk, scales):
             here = pl.ds(chunk * _CHUNK, _CHUNK)
-            residual = _load(row_smem.at[chunk], _TILE).astype(jnp.float32)
+            residual = load(row_smem.at[chunk]).astype(jnp.float32)
             residual = residual - _centroid_of(centroid_smem, here, label, clusters)
-            step = plgpu.layout_cast(jnp.zeros((ROWS, _CHUNK), jnp.float32), _TILE)
-            _, scale_column = _positions((ROWS, COLUMNS // _GROUP))
+            step = full((ROWS, _CHUNK), 0.0)
+            _, scale_column = positions((ROWS, COLUMNS // _GROUP))
             for group in range(_CHUNK // _GROUP):
                 inside = place >> 4 == group
                 amax = jnp.max(jnp.where(inside, jnp.abs(residual), 0.0), axis=1)
                 scale = _encode_e4m3(amax / E2M1_LARGEST)
-                step = jnp.where(inside, _spread(_decode(scale, 3, 4, 7), step.shape), step)
+                step = jnp.where(inside, spread_rows(_decode(scale, 3, 4, 7), _CHUNK), step)
                 this = scale_column == chunk * (_CHUNK // _GROUP) + group
-                scales = jnp.where(this, _spread(scale, scales.shape), scales)
+                scales = jnp.where(this, spread_rows(scale, COLUMNS // _GROUP), scales)
             code_smem[...] = _encode_e2m1(residual, step).astype(jnp.float32).astype(jnp.bfloat16)
             plgpu.commit_smem()
-            packed = _multiply(code_smem, join_smem, _CHUNK // 2)
+            packed = multiply(_CHUNK // 2, (code_smem, join_smem)).astype(jnp.int32)
             byte_smem[chunk] = packed.astype(jnp.uint8)
             return scales
 
-        none = plgpu.layout_cast(jnp.zeros((ROWS, COLUMNS // _GROUP), jnp.int32), _TILE)
+        none = full((ROWS, COLUMNS // _GROUP), 0, jnp.int32)
         scale_smem[...] = lax.fori_loop(0, _CHUNKS, treat, none).astype(jnp.uint8)
         plgpu.commit_smem()
         for chunk in range(_CHUNKS):
@@ -134,29 +131,27 @@ def gather(
             return _
 
         lax.fori_loop(0, fetched, fetch, None)
-        _, place = _positions((ROWS, _CHUNK))
-        code, byte = _positions((_CHUNK, _CHUNK // 2))
+        _, place = positions((ROWS, _CHUNK))
+        code, byte = positions((_CHUNK, _CHUNK // 2))
         split_smem[...] = jnp.where(code >> 1 == byte, 1.0, 0.0).astype(jnp.bfloat16)
         kind = _load_labels(source_ref.at[batch_index, at_rows])
         plgpu.barrier_wait(barrier)
-        _, scale_column = _positions((ROWS, COLUMNS // _GROUP))
-        scales = _load(scale_smem.at[:, 0], _TILE).astype(jnp.int32)
+        _, scale_column = positions((ROWS, COLUMNS // _GROUP))
+        scales = load(scale_smem.at[:, 0]).astype(jnp.int32)
 
         def treat(chunk, _):
             here = pl.ds(chunk * _CHUNK, _CHUNK)
-            wide_smem[...] = (
-                _load(byte_smem.at[:, chunk], _TILE).astype(jnp.int32).astype(jnp.float32).astype(jnp.bfloat16)
-            )
+            wide_smem[...] = load(byte_smem.at[:, chunk]).astype(jnp.int32).astype(jnp.float32).astype(jnp.bfloat16)
             plgpu.commit_smem()
-            both = _multiply(wide_smem, split_smem.transpose((1, 0)), _CHUNK)
+            both = multiply(_CHUNK, (wide_smem, split_smem.transpose((1, 0)))).astype(jnp.int32)
             code = (both >> (4 * (place & 1))) & 15
-            step = plgpu.layout_cast(jnp.zeros((ROWS, _CHUNK), jnp.float32), _TILE)
+            step = full((ROWS, _CHUNK), 0.0)
             for group in range(_CHUNK // _GROUP):
                 this = scale_column == chunk * (_CHUNK // _GROUP) + group
                 scale = jnp.sum(jnp.where(this, scales, 0), axis=1)
-                step = jnp.where(place >> 4 == group, _spread(_decode(scale, 3, 4, 7), step.shape), step)
+                step = jnp.where(place >> 4 == group, spread_rows(_decode(scale, 3, 4, 7), _CHUNK), step)
             rows = _decode(code, 1, 2, 1) * step + _centroid_of(centroid_smem, here, kind, clusters)
-            packet_rows = _load(packet_smem.at[:, chunk], _TILE)
+            packet_rows = load(packet_smem.at[:, chunk])
             out_smem[chunk] = jnp.where(kind < 0, packet_rows, rows.astype(packet_rows.dtype))
             return _
 
@@ -198,42 +193,17 @@ def _tile(axis: str, length: int):
     return pl.ds(lax.axis_index(axis) * length, length)
 
 
-def _positions(shape: tuple[int, int]) -> tuple[jax.Array, jax.Array]:
-    row, column = (plgpu.broadcasted_iota(jnp.int32, shape, axis, layout=_TILE) for axis in (0, 1))
-    return row, column
-
-
-def _load(ref, layout) -> jax.Array:
-    return plgpu.load(ref, layout=layout, optimized=False)
-
-
-def _spread(per_row: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    return lax.broadcast_in_dim(per_row, shape, (0,))
-
-
 def _load_labels(ref) -> jax.Array:
-    return _spread(_load(ref, _PER_ROW), (ROWS, _CHUNK))
-
-
-def _multiply(a, b, width: int) -> jax.Array:
-    """int32 `a @ b` of small whole numbers in shared memory."""
-
-    def run(accumulator):
-        plgpu.wgmma(accumulator, a, b)
-        return accumulator[...]
-
-    return pl.run_scoped(run, plgpu.WGMMAAccumulatorRef((ROWS, width), jnp.float32)).astype(jnp.int32)
+    return spread_rows(load(ref, PER_ROW), _CHUNK)
 
 
 def _centroid_of(centroid_smem, here, label: jax.Array, clusters: int) -> jax.Array:
-    chosen = _spread_columns(centroid_smem, 0, here)
+    chosen = spread_columns(load(centroid_smem.at[0, 0, here], PER_COLUMN))
     for cluster in range(1, clusters):
-        chosen = jnp.where(label == cluster, _spread_columns(centroid_smem, cluster, here), chosen)
+        chosen = jnp.where(
+            label == cluster, spread_columns(load(centroid_smem.at[cluster, 0, here], PER_COLUMN)), chosen
+        )
     return chosen
-
-
-def _spread_columns(centroid_smem, cluster: int, here) -> jax.Array:
-    return lax.broadcast_in_dim(_load(centroid_smem.at[cluster, 0, here], _PER_COLUMN), (ROWS, _CHUNK), (1,))
 
 
 # As in small_floats, in the operations that Mosaic has.
