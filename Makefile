@@ -3,6 +3,7 @@
 #   make test      the test suite (ARGS="tests/test_model.py -k padding" for a part of it)
 #   make test-all  the test suite with the slow variants
 #   make lint      ruff and pyright
+#   make aot       compile every kernel for A100, L4 and H100, without a GPU (needs 6 GB of CUDA wheels)
 #   make clean     remove the environments and every cache
 
 UV := .bootstrap/bin/uv
@@ -11,7 +12,7 @@ PYTEST := $(RUN) pytest -n 2 $(ARGS)
 
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
-.PHONY: demo test test-all lint clean
+.PHONY: demo test test-all lint aot clean
 
 demo: $(UV)
 	$(RUN) polestar demo
@@ -28,8 +29,12 @@ lint: $(UV)
 	$(RUN) ruff format --check
 	$(RUN) pyright
 
+# In an environment of its own: the CUDA wheels are not needed for anything else here.
+aot: $(UV)
+	UV_PROJECT_ENVIRONMENT=.venv-cuda $(RUN) --extra cuda13 python benchmarks/aot_kernels.py $(ARGS)
+
 clean:
-	rm -rf .bootstrap .venv .cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .bootstrap .venv .venv-cuda .cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # uv makes .venv from uv.lock, with a Python of its own choice where python3 is too old or too new.

@@ -1,5 +1,6 @@
 """The ops and the shapes of their arguments, for benchmarks and for compiling without arrays."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -7,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels import residual_nvfp4
+from pallas_kernels.confident_argmax import confident_argmax
 from pallas_kernels.drift_attention import DriftReference, drift_attention
 from pallas_kernels.proxy_drift import proxy_drift
 from pallas_kernels.shapes import Shape
@@ -48,10 +50,17 @@ def _gather(shape: Shape) -> tuple[Any, ...]:
     return codes, scales, labels, centroids, index, rows, Struct(labels.shape, jnp.bool_)
 
 
+def _confident_argmax(shape: Shape) -> tuple[Any, ...]:
+    dtype = jnp.dtype(shape.dtype)
+    rows = Struct((shape.batch * shape.rows, shape.model_size), dtype)
+    return rows, Struct((shape.model_size,), dtype), Struct((shape.vocabulary, shape.model_size), dtype)
+
+
 OPS: dict[str, tuple[Callable[..., Any], Callable[[Shape], tuple[Any, ...]]]] = {
     "drift_attention": (drift_attention, _drift_attention),
     "proxy_drift": (proxy_drift, _proxy_drift),
     "residual_nvfp4.quantize": (residual_nvfp4.quantize, _quantize),
     "residual_nvfp4.gather": (residual_nvfp4.gather, _gather),
+    "confident_argmax": (functools.partial(confident_argmax, epsilon=1e-5, mask_id=5), _confident_argmax),
 }
 """Name -> the op, and its arguments at a shape."""

@@ -49,7 +49,7 @@ TINY = {
     # Rows, keys and words fill no tile; one window row.
     "ragged": Shape(2, 5, 1, 1, 72, 4, 2, 64, 256, 200, clusters=3),
     # Two tiles of everything, the second one barely begun.
-    "two tiles": Shape(1, 35, 67, 66, 136, 4, 2, 64, 512, 300, clusters=2),
+    "two tiles": Shape(1, 35, 67, 66, 136, 4, 2, 64, 512, 304, clusters=2),
     # No groups of heads; a head of 128; a single row.
     "one row": Shape(1, 1, 3, 2, 24, 2, 2, 128, 256, 64, clusters=8),
 }
