@@ -48,6 +48,18 @@ def rows_at(
     )
 
 
+def slots_of(plane: jax.Array, capacity: int) -> jax.Array:
+    """int32 `[B, capacity]`: the first slots where `plane` `[B, N]` is true, in order, then N, which is no slot."""
+    length = plane.shape[1]
+    found = jnp.sort(jnp.where(plane, iota(length), length), axis=1)
+    return jnp.pad(found, ((0, 0), (0, max(0, capacity - length))), constant_values=length)[:, :capacity]
+
+
+def shift_left(plane: jax.Array, shift: int) -> jax.Array:
+    """bool `[B, N]`: the rows that predict the positions of `plane`, which are `shift` slots before them."""
+    return jnp.pad(plane[:, shift:], ((0, 0), (0, shift)))
+
+
 def block_slots(spec: Spec, scope: Scope) -> jax.Array:
     """Slots `[B, S + shift]` of the rows that predict the block: the row before it too, where logits are shifted.
 
