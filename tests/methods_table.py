@@ -74,6 +74,9 @@ METHODS = {
     "adablock": functools.partial(methods.adablock, **_DELIMITED),
     "adablock_dual": functools.partial(methods.adablock, cache="dual", **_DELIMITED),
     "entropy_bound": functools.partial(methods.entropy_bound, gamma=0.5),
+    "d2cache": functools.partial(
+        methods.d2cache, threshold=0.6, current_k=3, rollout_p=0.2, sigma=4, inflate_w=2, capacity=10
+    ),
     "polestar": functools.partial(methods.polestar, update_threshold=1, **_GATE),
     "polestar_release": functools.partial(methods.polestar, "release", **_GATE),
     "dllm_cache": functools.partial(methods.dllm_cache, **_INTERVALS, threshold=0.6),
@@ -105,6 +108,7 @@ ONE_PER_FORWARD = {
     "adablock": {"threshold": 2.0},
     "adablock_dual": {"threshold": 2.0},
     "entropy_bound": {"gamma": -1.0},
+    "d2cache": {"threshold": 2.0},
     "polestar": {"tau": float("inf"), "suffix_tau": 2.0},
     "polestar_release": {"tau": float("inf"), "suffix_tau": 2.0},
     "dllm_cache": {"threshold": 2.0},
@@ -151,6 +155,13 @@ OTHER_NUMBERS = {
     "adablock": {"threshold": 0.4, "delimiter_threshold": 0.5},
     "adablock_dual": {"threshold": 0.4, "delimiter_threshold": 0.5},
     "entropy_bound": {"gamma": 1.0},
+    "d2cache": {
+        "threshold": 0.4,
+        "current_k": 2,
+        "rollout_p": 0.5,
+        "sigma": 2,
+        "inflate_w": 3,
+    },
     "polestar": _OTHER_GATE,
     "polestar_release": _OTHER_GATE,
     "dllm_cache": {"prompt_interval": 4, "response_interval": 2, "threshold": 0.4},
@@ -159,7 +170,7 @@ OTHER_NUMBERS = {
 }
 
 # Rows that are all in the same kind of forward at the same time: nobody waits.
-IN_STEP = {"dual_steps", "dllm_cache", "dynamic_dllm", "dynamic_dllm_dynamics"}
+IN_STEP = {"dual_steps", "d2cache", "dllm_cache", "dynamic_dllm", "dynamic_dllm_dynamics"}
 
 # The `release` preset lets [MASK] win, so a committed token may be [MASK].
 MAY_COMMIT_MASK = {"polestar_release"}

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from methods_table import EVERYONE, FAMILIES, GEN_LENGTH, LENGTHS, RAGGED, decode_once
-from test_contract_polestar import assert_same, run
+from recorded_logits import assert_same, run
 
 from polestar_jax import methods
 from polestar_jax.feature_cache import KINDS, vectors_change
@@ -20,7 +20,10 @@ def parallel(size: int):
     return methods.parallel(block_length=size, **THRESHOLD)
 
 
+ALL = {"current_k": 99, "rollout_p": 1, "capacity": 99}
+
 TWINS = {
+    "d2cache": (lambda size: methods.d2cache(block_length=size, **ALL, **THRESHOLD), parallel),
     "dllm_cache-intervals": (lambda size: methods.dllm_cache(block_length=size, **EVERY, **THRESHOLD), parallel),
     "dllm_cache-every_row": (
         lambda size: methods.dllm_cache(block_length=size, **NEVER, ratio=1.0, **THRESHOLD),
