@@ -61,7 +61,7 @@ METHODS = {
     "dimple": functools.partial(methods.dimple, threshold=0.6),
     "prophet": functools.partial(methods.prophet, early=4.0, mid=3.0, late=2.0, answer_start=9, answer_length=3),
     "slowfast": functools.partial(methods.slowfast, floor=0.2, threshold=0.6, explore=3),
-    "wino": functools.partial(methods.wino, threshold=0.3, threshold_back=0.5),
+    "wino": functools.partial(methods.wino, threshold=0.5, threshold_back=0.95),
     "dpad": functools.partial(methods.dpad, threshold=0.6, window=9),
     "dpad_prefix": functools.partial(
         methods.dpad, cache="prefix", draw="uniform", preserved=3, window=7, threshold=0.6, stop_at_eos=True
@@ -144,7 +144,7 @@ OTHER_NUMBERS = {
     "dimple": {"threshold": 0.4},
     "prophet": {"early": 8.0, "mid": 1.0, "late": 0.5, "answer_start": 2, "answer_length": 5},
     "slowfast": {"floor": 0.1, "threshold": 0.4, "deviation": 0.5},
-    "wino": {"threshold": 0.5, "threshold_back": 0.3},
+    "wino": {"threshold": 0.4, "threshold_back": 0.7},
     "dpad": {"threshold": 0.4, "scale": 1.5, "decay": 2.0, "window": 6},
     "dpad_prefix": {"threshold": 0.4, "preserved": 1, "window": 5},
     "freecache": {"threshold": 0.4},
@@ -170,7 +170,7 @@ OTHER_NUMBERS = {
 }
 
 # Rows that are all in the same kind of forward at the same time: nobody waits.
-IN_STEP = {"dual_steps", "d2cache", "dllm_cache", "dynamic_dllm", "dynamic_dllm_dynamics"}
+IN_STEP = {"dual_steps", "freecache", "d2cache", "dllm_cache", "dynamic_dllm", "dynamic_dllm_dynamics"}
 
 # The `release` preset lets [MASK] win, so a committed token may be [MASK].
 MAY_COMMIT_MASK = {"polestar_release"}
