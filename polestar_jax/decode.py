@@ -7,10 +7,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 from jax.typing import ArrayLike
 
 from polestar_jax.head import SIGNALS
 from polestar_jax.loop import fresh_state, is_live, output_of, run, start, step
+from polestar_jax.placement import check_mesh, check_places, mesh_of, put_rows_on_mesh
 from polestar_jax.prompts import check_prompt
 from polestar_jax.types import DecodeOutput, DecodeState, Method, Model, Prompt, Signal, Spec, StepLog
 
@@ -70,20 +72,23 @@ class Decode:
         """Names of the kinds of forward, in the order in which `StepLog.kind` numbers them."""
         return tuple(branch.name for branch in self.method.cache.branches(self.spec(batch=1, prompt_length=1)))
 
-    def spec(self, batch: int, prompt_length: int) -> Spec:
+    def spec(self, batch: int, prompt_length: int, mesh: Mesh | None = None) -> Spec:
         span = self.method.schedule.span(self.gen_length)
         needs = self.method.rule.needs | self.method.cache.needs
-        return Spec(self.model, batch, prompt_length, self.gen_length, span, needs)
+        return Spec(self.model, batch, prompt_length, self.gen_length, span, needs, mesh)
 
-    def init(self, keys: jax.Array, prompt_length: int) -> DecodeState:
+    def init(self, keys: jax.Array, prompt_length: int, *, mesh: Mesh | None = None) -> DecodeState:
         """All buffers of a decode, as one pytree.
 
         Args:
           keys: one random key per batch row, `[B]`, from `jax.random.split(jax.random.key(seed), B)`.
           prompt_length: P, pads included.
+          mesh: with axes "data", over which the batch rows are spread, and "model", over which heads and feed-forward
+            part are; the parameters must lie on it too (`polestar_jax.placement.param_shardings`). None is one device.
 
         Raises:
-          ValueError: if P + G is beyond the trained context, or `keys` is not a vector of keys.
+          ValueError: if P + G is beyond the trained context, `keys` is not a vector of keys, or the mesh does not
+            divide the batch or the model.
         """
         if not jnp.issubdtype(keys.dtype, jax.dtypes.prng_key) or keys.ndim != 1:
             raise ValueError(
@@ -98,18 +103,20 @@ class Decode:
                 f"prompt_length={prompt_length} + gen_length={self.gen_length} is beyond the model's trained context of"
                 f" {limit}; shorten one of them"
             )
+        mesh = mesh if mesh is None else check_mesh(self.model, mesh, keys.shape[0])
         # A copy: the state is donated, and the caller's keys are not ours to delete.
-        return _init(self.spec(keys.shape[0], prompt_length), self.method, keys.copy())
+        return _init(self.spec(keys.shape[0], prompt_length, mesh), self.method, keys.copy())
 
     def __call__(self, params: Any, state: DecodeState, prompt: Prompt | ArrayLike) -> tuple[DecodeOutput, DecodeState]:
         """Decodes `prompt` (`Prompt`, or int32 `[B, P]`) to the end. `state` is donated: use the one returned."""
         spec = self._spec_of(state)
-        return _decode(spec, self.method, params, state, check_prompt(spec, prompt))
+        check_places(params, spec.mesh)
+        return _decode(spec, self.method, params, state, put_rows_on_mesh(spec, check_prompt(spec, prompt)))
 
     def start(self, state: DecodeState, prompt: Prompt | ArrayLike) -> DecodeState:
         """The state before the first forward; `state` is donated."""
         spec = self._spec_of(state)
-        return _start_jit(spec, self.method, state, check_prompt(spec, prompt))
+        return _start_jit(spec, self.method, state, put_rows_on_mesh(spec, check_prompt(spec, prompt)))
 
     def step(self, params: Any, state: DecodeState) -> tuple[DecodeState, StepLog]:
         """One pass of the loop: at most one forward of every batch row; `state` is donated.
@@ -117,7 +124,9 @@ class Decode:
         Returns:
           the new state, and what this pass did: a `StepLog` without the T axis, `kind` NO_FORWARD for rows that waited.
         """
-        return _step_jit(self._spec_of(state), self.method, params, state)
+        spec = self._spec_of(state)
+        check_places(params, spec.mesh)
+        return _step_jit(spec, self.method, params, state)
 
     def finished(self, state: DecodeState) -> jax.Array:
         """bool `[B]`: rows with nothing left to do."""
@@ -129,7 +138,7 @@ class Decode:
 
     def _spec_of(self, state: DecodeState) -> Spec:
         batch, length = state.canvas.tokens.shape
-        spec = self.spec(batch, length - self.gen_length)
+        spec = self.spec(batch, length - self.gen_length, mesh_of(state))
         expected = _abstract_state(spec, self.method)
         if jax.tree.structure(state) != jax.tree.structure(expected) or any(
             np.shape(leaf) != like.shape

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from polestar_jax.head import predict
+from polestar_jax.placement import pin_rows
 from polestar_jax.prompts import new_canvas
 from polestar_jax.rows import iota, put_rows, replace_mine
 from polestar_jax.types import (
@@ -34,7 +35,7 @@ def fresh_state(spec: Spec, method: Method, keys: jax.Array, prompt: Prompt | No
     forwards = method.schedule.max_forwards(spec.gen_length)
     per_forward = (spec.batch, forwards)
     measured = spec.gen_length if "drift" in spec.needs else 0
-    return DecodeState(
+    state = DecodeState(
         keys=keys,
         forwards=jnp.zeros((spec.batch,), jnp.int32),
         stopped=jnp.zeros((spec.batch,), bool),
@@ -52,6 +53,7 @@ def fresh_state(spec: Spec, method: Method, keys: jax.Array, prompt: Prompt | No
             computed=jnp.zeros((*per_forward, spec.length), jnp.uint8),
         ),
     )
+    return pin_rows(spec, state)
 
 
 def start(spec: Spec, method: Method, state: DecodeState, prompt: Prompt) -> DecodeState:
@@ -149,7 +151,7 @@ def step(spec: Spec, method: Method, params, state: DecodeState) -> tuple[Decode
         rule=replace_mine(mine, state.rule, rule),
         log=_record(state.log, entry, state.forwards, mine),
     )
-    return state, entry
+    return pin_rows(spec, state), entry
 
 
 def _entry(

@@ -22,9 +22,10 @@ def take_rows(plane: jax.Array, index: jax.Array) -> jax.Array:
 
 def put_rows(plane: jax.Array, index: jax.Array, values: jax.Array, write: jax.Array) -> jax.Array:
     """`plane` `[B, N, ...]` with `values` `[B, R, ...]` at `index` `[B, R]` where `write` `[B, R]`."""
-    batch = iota(plane.shape[0]).T
     target = jnp.where(write & (index >= 0), index, plane.shape[1])
-    return plane.at[batch, target].set(values.astype(plane.dtype), mode="drop")
+    # Over a batch axis that XLA knows to be one; indexed by batch row it would gather the rows of all devices.
+    put = jax.vmap(lambda row, target, values: row.at[target].set(values, mode="drop"))
+    return put(plane, target, values.astype(plane.dtype))
 
 
 def rows_at(

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, dataclass_transform
 
 import jax
+from jax.sharding import Mesh
 
 State = Any
 """A pytree whose array leaves all lead with the batch axis B; the loop freezes the batch rows that wait."""
@@ -106,6 +107,7 @@ class Spec:
       gen_length: G.
       span: how many positions from a block's first one a forward may have to predict (S for fixed blocks).
       needs: the signals the commit rule and the cache policy read.
+      mesh: the devices that the decode is spread over, None for one; see `polestar_jax.placement`.
     """
 
     model: Model
@@ -114,6 +116,7 @@ class Spec:
     gen_length: int
     span: int
     needs: frozenset[Signal]
+    mesh: Mesh | None = None
 
     @property
     def length(self) -> int:
