@@ -5,13 +5,15 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Sharding
 from jax.typing import DTypeLike
 
 from convert.names import choose, flatten, unflatten
 from convert.shards import INDEX, SINGLE, Entry, read, scan
-from convert.source import Leaf, Source, dtype_name, existing_folder, read_config
+from convert.source import Leaf, Source, dtype_name, existing_folder, places_of, read_config
 from models.transformer import Config, Params, Transformer
 
 _WEIGHT_DTYPES = {"F32": "float32", "BF16": "bfloat16"}
@@ -79,20 +81,32 @@ def open_hf(folder: str | os.PathLike[str], *, dtype: DTypeLike | None = None) -
     )
 
 
-def load_hf(folder: str | os.PathLike[str], *, dtype: DTypeLike | None = None) -> tuple[Transformer, Params]:
+def load_hf(
+    folder: str | os.PathLike[str], shardings: Sharding | Params | None = None, *, dtype: DTypeLike | None = None
+) -> tuple[Transformer, Params]:
     """Loads a LLaDA or Dream checkpoint from a Hugging Face folder.
 
     Weights are read one tensor at a time, so that host memory beyond the result stays near the largest tensor.
 
-    Args and errors are those of `open_hf`.
+    Args and errors are those of `open_hf`, and:
+      shardings: where the parameters go: one sharding for all, or a tree of them like the parameters. Every tensor goes
+        to its devices before the next one is read. None is the first device.
 
     Returns:
       The model, and its parameters as the nested dict of `model.abstract_params()`, weights `[out, in]`.
     """
     source = open_hf(folder, dtype=dtype)
     model = Transformer(source.config)
-    leaves = {path: jnp.asarray(values) for path, values in source.read(source.leaves)}
-    return model, unflatten(model.abstract_params(), leaves)
+    abstract = model.abstract_params()
+    places = None if shardings is None else places_of(abstract, shardings)
+
+    def place(path: str, values: np.ndarray) -> jax.Array:
+        if places is None:
+            return jnp.asarray(values)
+        # Part by part, so that of several processes each takes its own; ready, so that the host can let go of it.
+        return jax.make_array_from_callback(values.shape, places[path], values.__getitem__).block_until_ready()
+
+    return model, unflatten(abstract, {path: place(path, values) for path, values in source.read(source.leaves)})
 
 
 def _leaf(entry: Entry) -> Leaf:

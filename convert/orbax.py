@@ -27,7 +27,7 @@ from jax.typing import DTypeLike
 
 from convert.names import flatten, unflatten
 from convert.shards import read_json
-from convert.source import Leaf, Source, dtype_name, existing_folder, read_config
+from convert.source import Leaf, Source, dtype_name, existing_folder, places_of, read_config
 from models.transformer import Params, Transformer
 
 PARAMS = "params"
@@ -69,10 +69,10 @@ def restore(
     abstract = model.abstract_params()
     if shardings is None:
         shardings = SingleDeviceSharding(jax.devices()[0])
-    leaves = flatten(abstract)
-    places = dict.fromkeys(leaves, shardings) if isinstance(shardings, Sharding) else flatten(shardings)
+    places = places_of(abstract, shardings)
     wanted = {
-        path: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=places[path]) for path, leaf in leaves.items()
+        path: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=places[path])
+        for path, leaf in flatten(abstract).items()
     }
     return model, unflatten(abstract, flatten(_load(Path(folder) / PARAMS, wanted)))
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Sharding
 from jax.typing import DTypeLike
 
 from convert.names import DREAM, LLADA, LLAMA, Naming, flatten
@@ -70,6 +71,21 @@ class Source:
         """`config.json` of a copy: the same fields, with the dtype that `read` yields."""
         key = "dtype" if "dtype" in self.fields else "torch_dtype"
         return {**self.fields, key: self.config.dtype}
+
+
+def read_model(folder: str | os.PathLike[str]) -> Transformer:
+    """The model of a folder of either kind, from its `config.json` alone: shapes and ids, not the weights' dtype.
+
+    Raises:
+      FileNotFoundError: the file is missing.
+      ValueError: it is damaged, or of a model that cannot be loaded.
+    """
+    return Transformer(read_config(existing_folder(folder))[0])
+
+
+def places_of(abstract: Params, shardings: Sharding | Params) -> dict[str, Sharding]:
+    """Where each dotted path goes: one sharding for all, or a tree of them like the parameters."""
+    return dict.fromkeys(flatten(abstract), shardings) if isinstance(shardings, Sharding) else flatten(shardings)
 
 
 def from_params(model: Transformer, params: Params) -> Source:

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
 from polestar_jax.types import Model
@@ -22,13 +23,17 @@ def embedded_names() -> list[str]:
     return sorted(path.parent.name for path in _EMBEDDED.glob("*/config.json"))
 
 
-def load(name_or_dir: str | Path, *, dtype: DTypeLike | None = None) -> tuple[Model, Any, "Tokenizer | None"]:
+def load(
+    name_or_dir: str | Path, *, dtype: DTypeLike | None = None, mesh: Mesh | None = None
+) -> tuple[Model, Any, "Tokenizer | None"]:
     """Loads a checkpoint: model, parameters, tokenizer.
 
     Args:
       name_or_dir: an embedded name such as `"polestar-tiny"`, or the path of a Hugging Face folder or of an Orbax
         folder that `polestar convert` made. A folder that has an embedded name is reached as `"./polestar-tiny"`.
       dtype: of the parameters, float32 or bfloat16; None keeps that of the file.
+      mesh: with axes "data" and "model", over which the parameters are spread as `polestar_jax.placement` has it, each
+        part straight to its devices; give it to `decode.init` too. None is one device.
 
     Returns:
       The model, its parameters, and the folder's tokenizer (`polestar_jax.tokenizer.Tokenizer`: text and chats to ids
@@ -39,7 +44,8 @@ def load(name_or_dir: str | Path, *, dtype: DTypeLike | None = None) -> tuple[Mo
       ValueError: files are damaged or do not fit each other; the message lists every offender.
       ImportError: another package called `models` or `convert` hides ours.
     """
-    load_folder = import_ours("convert").load
+    convert = import_ours("convert")
+    from polestar_jax.placement import param_shardings
     from polestar_jax.tokenizer_files import read_tokenizer
 
     folder = _EMBEDDED / name_or_dir if name_or_dir in embedded_names() else Path(name_or_dir)
@@ -48,8 +54,11 @@ def load(name_or_dir: str | Path, *, dtype: DTypeLike | None = None) -> tuple[Mo
             f"{str(name_or_dir)!r} is neither an embedded checkpoint ({', '.join(embedded_names()) or 'none is built'})"
             " nor a folder: give the path of a downloaded Hugging Face folder, nothing is downloaded from here"
         )
-    model, params = load_folder(folder, dtype=dtype)
-    return model, params, read_tokenizer(folder, model.config)
+    # Whatever does not fit is said before gigabytes are read.
+    model = convert.read_model(folder)
+    tokenizer = read_tokenizer(folder, model.config)
+    shardings = None if mesh is None else param_shardings(model, mesh)
+    return *convert.load(folder, shardings, dtype=dtype), tokenizer
 
 
 def import_ours(package: str) -> Any:

@@ -99,7 +99,7 @@ def pin_rows[Tree](spec: Spec, tree: Tree) -> Tree:
 
 
 def put_rows_on_mesh[Tree](spec: Spec, tree: Tree) -> Tree:
-    """The tree with its leaves moved to the devices that `row_shardings` says; as it is without a mesh or in a trace."""
+    """The tree with its leaves moved to where `row_shardings` says; as it is without a mesh or in a trace."""
     leaves = jax.tree.leaves(tree)
     if spec.mesh is None or any(isinstance(leaf, Tracer) for leaf in leaves):
         return tree
@@ -109,9 +109,8 @@ def put_rows_on_mesh[Tree](spec: Spec, tree: Tree) -> Tree:
 def mesh_of(state: DecodeState) -> Mesh | None:
     """The mesh that a state was made for; None for one device, and inside a trace."""
     sharding = None if isinstance(state.keys, Tracer) else state.keys.sharding
-    return (
-        sharding.mesh if isinstance(sharding, NamedSharding) and {*sharding.mesh.axis_names} == {DATA, MODEL} else None
-    )
+    mesh = sharding.mesh if isinstance(sharding, NamedSharding) else None
+    return mesh if isinstance(mesh, Mesh) and {*mesh.axis_names} == {DATA, MODEL} else None
 
 
 def check_places(params: Any, mesh: Mesh | None) -> None:

@@ -1,0 +1,38 @@
+"""Decodes over a mesh: `four_devices.py` in a process with four virtual devices, and two processes on one host."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from methods_table import FAMILIES
+
+ROOT = Path(__file__).parents[1]
+
+
+def run(*words: str, devices: int) -> None:
+    """Runs Python in a process of its own, with that many virtual CPU devices."""
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"
+    environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, *words], cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, f"{done.stdout[-6000:]}\n{done.stderr[-3000:]}"
+
+
+def run_four(*options: str) -> None:
+    run("-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "tests/four_devices.py", *options, devices=4)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_decodes_of_a_family(family: str):
+    run_four("-k", f"one_device and {family}")
+
+
+def test_everything_else_about_a_mesh():
+    run_four("-k", "not one_device")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+def test_decodes_over_other_shapes(family: str):
+    run_four("-m", "slow", "-k", f"one_device and {family}")
