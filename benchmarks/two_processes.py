@@ -77,7 +77,8 @@ def decode_here(arguments: argparse.Namespace) -> None:
         np.testing.assert_array_equal(everyone[0], single.tokens)
         np.testing.assert_array_equal(everyone[1], single.forwards)
         if arguments.process == 0:
-            print(f"{name}: {everyone[0].size} tokens in {everyone[1].tolist()} forwards, as in one process", flush=True)
+            count, forwards = everyone[0].size, everyone[1].tolist()
+            print(f"{name}: {count} tokens in {forwards} forwards, as in one process", flush=True)
     jax.distributed.shutdown()
 
 

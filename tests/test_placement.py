@@ -13,14 +13,17 @@ ROOT = Path(__file__).parents[1]
 
 def run(*words: str, **variables: str) -> None:
     """Runs Python in a process of its own, with further environment variables."""
-    environment = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)} | variables
+    # Programs that are run a few times only are worth a quick compilation.
+    settings = {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT), "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
+    environment = os.environ | settings | variables
     done = subprocess.run([sys.executable, *words], cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, f"{done.stdout[-6000:]}\n{done.stderr[-3000:]}"
 
 
 def run_four(*options: str) -> None:
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=4"
-    run("-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "tests/four_devices.py", *options, XLA_FLAGS=flags)
+    words = ("-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "tests/four_devices.py", *options)
+    run(*words, XLA_FLAGS=flags)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
