@@ -1,5 +1,7 @@
 """What Mosaic kernels share: tiles in registers as the tensor cores leave them, 64 rows at a time."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -12,7 +14,7 @@ PER_ROW = plgpu.Layout.WGMMA.reduce(1)
 PER_COLUMN = plgpu.Layout.WGMMA.reduce(0)
 
 
-def load(ref, layout=TILE) -> jax.Array:
+def load(ref, layout: Any = TILE) -> jax.Array:
     """A tile `[64, C]`, a number per row `[64]`, or one per column `[C]`."""
     return plgpu.load(ref, layout=layout, optimized=False)
 
