@@ -269,6 +269,7 @@ class PolestarCommit(Rule):
     Attributes:
       tau: tau_s.
       alpha: scale of the drift threshold.
+      gate_level: added to the drift threshold; with alpha = 0 it is the fixed threshold of figure 6b.
       history: h, how many earlier drifts of the block a delta is measured against; 0 compares with nothing.
       gate_floor, gate_ceiling: the gate also asks for confidence > floor and delta < ceiling (the release's 0.7 and 2).
       suffix_tau: confidence that a suffix position needs.
@@ -278,6 +279,7 @@ class PolestarCommit(Rule):
 
     tau: float = 0.9
     alpha: float = 10.0
+    gate_level: float = 0.0
     history: float = 5.0
     gate_floor: float = -1.0
     gate_ceiling: float = float("inf")
@@ -313,7 +315,8 @@ class PolestarCommit(Rule):
             offset = prediction.slot - scope.start[:, None]
             state = state.cleared(scope.entering)
             sharp = delta(state, offset, prediction.extra["drift"], self.history)
-            gate = (sharp >= self.alpha * (self.tau - confidence) ** 2) & (sharp < self.gate_ceiling)
+            bar = self.gate_level + self.alpha * (self.tau - confidence) ** 2
+            gate = (sharp >= bar) & (sharp < self.gate_ceiling)
             gate = gate & (confidence > self.gate_floor) & ~scope.entering[:, None]
             planes["drift"] = eligible & gate
             state = extend(state, offset, prediction.extra["drift"], inside, ~scope.entering)
