@@ -55,7 +55,7 @@ METHODS = {
     "dual_steps": functools.partial(methods.fast_dllm, steps=8),
     "dual_entry": functools.partial(methods.fast_dllm, first_token="entry", threshold=0.6),
     "hierarchy": functools.partial(
-        methods.hierarchy, "release", threshold=0.6, low_threshold=0.2, remask_threshold=0.3
+        methods.hierarchy, "release", threshold=0.6, low_threshold=0.2, remask_threshold=0.7
     ),
     "localleap": functools.partial(methods.localleap, threshold=0.6, relaxed=0.3, radius=1),
     "dimple": functools.partial(methods.dimple, threshold=0.6),
@@ -139,7 +139,7 @@ OTHER_NUMBERS = {
     "dual": {"threshold": 0.4},
     "prefix": {"threshold": 0.4},
     "dual_entry": {"threshold": 0.4},
-    "hierarchy": {"threshold": 0.8, "low_threshold": 0.3, "remask_threshold": 0.1},
+    "hierarchy": {"threshold": 0.8, "low_threshold": 0.3, "remask_threshold": 0.5},
     "localleap": {"threshold": 0.8, "relaxed": 0.2, "radius": 2},
     "dimple": {"threshold": 0.4},
     "prophet": {"early": 8.0, "mid": 1.0, "late": 0.5, "answer_start": 2, "answer_length": 5},
