@@ -22,7 +22,7 @@ from polestar_jax.rows import (
     slots_of,
     whole_pass,
 )
-from polestar_jax.types import Branch, Canvas, Commits, Pass, Prediction, Scope, Signal, Spec, pytree, static
+from polestar_jax.types import COMPUTED, Branch, Canvas, Commits, Pass, Prediction, Scope, Signal, Spec, pytree, static
 
 
 @pytree
@@ -77,7 +77,7 @@ class D2Cache:
 
     @property
     def provides(self) -> frozenset[Signal]:
-        return frozenset()
+        return frozenset({COMPUTED})
 
     @property
     def needs(self) -> frozenset[Signal]:

@@ -14,6 +14,7 @@ import pytest
 
 from models.transformer import Config, Transformer
 from polestar_jax import Prompt, make_decode, methods
+from polestar_jax.composition import combine
 
 GEN_LENGTH, BLOCK_LENGTH = 16, 4
 
@@ -43,6 +44,22 @@ _GRAPH = {"tau_high": 0.8, "tau_induce": 0.4, "tau_sink": 0.2, "tau_edge": 0.1, 
 _DELIMITED = {"threshold": 0.6, "delimiter_threshold": 0.2, "delimiters": tuple(range(0, 38, 4))}
 _INTERVALS = {"prompt_interval": 5, "response_interval": 3}
 _WINDOW = {"window": 2, "budget": 2, "capacity": 6}
+
+
+def dual_slowfast(threshold=0.6, **numbers):
+    """Fast-dLLM's cache under the cycles of SlowFast: blocks entered by the one, cut off by the other."""
+    block_length = numbers.pop("block_length")
+    slowfast = methods.slowfast(floor=0.2, explore=3, threshold=threshold, block_length=block_length, **numbers)
+    return combine(methods.fast_dllm(block_length=block_length), slowfast)
+
+
+def d2cache_klass(tau_c=0.4, **numbers):
+    """d2Cache's rows, whose predictions KLASS follows as far as they are computed."""
+    block_length = numbers.pop("block_length")
+    klass = methods.klass(tau_c=tau_c, eps_kl=0.5, block_length=block_length, **numbers)
+    return combine(methods.d2cache(current_k=6, capacity=12, block_length=block_length), klass)
+
+
 METHODS = {
     "vanilla": functools.partial(methods.vanilla),
     "vanilla_random": functools.partial(methods.vanilla, remasking="random", steps=8),
@@ -61,6 +78,8 @@ METHODS = {
     "dimple": functools.partial(methods.dimple, threshold=0.6),
     "prophet": functools.partial(methods.prophet, early=4.0, mid=3.0, late=2.0, answer_start=9, answer_length=3),
     "slowfast": functools.partial(methods.slowfast, floor=0.2, threshold=0.6, explore=3),
+    "dual_slowfast": dual_slowfast,
+    "d2cache_klass": d2cache_klass,
     "wino": functools.partial(methods.wino, threshold=0.5, threshold_back=0.95),
     "dpad": functools.partial(methods.dpad, threshold=0.6, window=9),
     "dpad_prefix": functools.partial(
@@ -98,6 +117,8 @@ ONE_PER_FORWARD = {
     "localleap": {"threshold": 2.0},
     "prophet": {"early": 1e9, "mid": 1e9, "late": 1e9},
     "slowfast": {"threshold": 2.0},
+    "dual_slowfast": {"threshold": 2.0},
+    "d2cache_klass": {"tau_c": 2.0},
     "wino": {"threshold": 2.0},
     "dpad": {"threshold": 2.0},
     "freecache": {"threshold": 2.0},
@@ -144,6 +165,8 @@ OTHER_NUMBERS = {
     "dimple": {"threshold": 0.4},
     "prophet": {"early": 8.0, "mid": 1.0, "late": 0.5, "answer_start": 2, "answer_length": 5},
     "slowfast": {"floor": 0.1, "threshold": 0.4, "deviation": 0.5},
+    "dual_slowfast": {"threshold": 0.4},
+    "d2cache_klass": {"tau_c": 0.2},
     "wino": {"threshold": 0.4, "threshold_back": 0.7},
     "dpad": {"threshold": 0.4, "scale": 1.5, "decay": 2.0, "window": 6},
     "dpad_prefix": {"threshold": 0.4, "preserved": 1, "window": 5},
@@ -170,7 +193,7 @@ OTHER_NUMBERS = {
 }
 
 # Rows that are all in the same kind of forward at the same time: nobody waits.
-IN_STEP = {"dual_steps", "freecache", "d2cache", "dllm_cache", "dynamic_dllm", "dynamic_dllm_dynamics"}
+IN_STEP = {"dual_steps", "d2cache_klass", "freecache", "d2cache", "dllm_cache", "dynamic_dllm", "dynamic_dllm_dynamics"}
 
 # The `release` preset lets [MASK] win, so a committed token may be [MASK].
 MAY_COMMIT_MASK = {"polestar_release"}

@@ -9,6 +9,7 @@ import pytest
 from baselines import arrays, model_of, recording
 
 from polestar_jax import Prompt, make_decode, methods
+from polestar_jax.composition import combine
 from polestar_jax.prompts import new_canvas
 from polestar_jax.schedule import SemiAutoregressive
 from polestar_jax.shadow import shadowed_outputs
@@ -168,3 +169,15 @@ def test_dpad(folder, name):
     method = dataclasses.replace(method, schedule=dataclasses.replace(method.schedule, kept=jnp.asarray(kept)))
     output = decode_run(folder, name, method)
     check_run(folder, name, output, run["filled_with_eos_at_the_end"])
+
+
+@runs_of("d2cache_ports", only="klass_d2")
+def test_klass_over_d2cache(folder, name):
+    """A rule of one program over the cache of another, as d2Cache's own ports ran it."""
+    run = recording(folder)["runs"][name]
+    cache, given = run["cache_arguments"], run["arguments"]
+    fields = {key: cache[key] for key in ("current_k", "rollout_p", "sigma", "inflate_w")}
+    size = given["block_length"]
+    klass = methods.klass("d2cache", tau_c=given["threshold"], eps_kl=given["kl_threshold"], block_length=size)
+    method = combine(methods.d2cache("release", block_length=size, **fields), klass)
+    check_run(folder, name, decode_run(folder, name, method))
