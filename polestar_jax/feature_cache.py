@@ -142,14 +142,16 @@ def _partial_layer(
     return hidden + fed, LayerFeatures(keys, values, attended, fed)
 
 
-def _rows(canvas: Canvas, start: int, mine: jax.Array, kind: str, chosen: jax.Array | None) -> RowSet:
+def _rows(
+    canvas: Canvas, start: int, mine: jax.Array, kind: str, chosen: jax.Array | None, visible: jax.Array
+) -> RowSet:
     """The rows of a layer: the prompt's, the response's, the `chosen` ones of the response."""
     everyone = jnp.broadcast_to(iota(canvas.tokens.shape[1]), canvas.tokens.shape)
     if kind == "response":
-        return rows_at(canvas, everyone[:, start:], mine)
+        return rows_at(canvas, everyone[:, start:], mine, visible=visible)
     picked = everyone[:, :0] if chosen is None else jnp.where(chosen < 0, -1, start + chosen)
     prompt = everyone[:, : start if kind == "prompt" else 0]
-    return rows_at(canvas, jnp.concatenate([prompt, picked], axis=1), mine)
+    return rows_at(canvas, jnp.concatenate([prompt, picked], axis=1), mine, visible=visible)
 
 
 class FeatureForward(NamedTuple):
@@ -177,7 +179,7 @@ def forward_features(
       start: of the response, see `response_start`.
       choose: see `Choose`.
     """
-    model, valid = spec.model, canvas.valid.astype(jnp.int32)
+    model, valid = spec.model, (canvas.valid & scope.visible).astype(jnp.int32)
     everyone = jnp.broadcast_to(iota(spec.length), canvas.tokens.shape)
     hidden = embed_rows(model, params, canvas, rows_at(canvas, everyone, mine))
     hidden, _ = _complete_layer(spec, params, 0, hidden, canvas, scope.visible)
@@ -194,7 +196,7 @@ def forward_features(
             if kind != "response" and chosen is not None:
                 value = kept.values.at[:, :, start:].set(replace_mine(mine, before, value))
                 kept = dataclasses.replace(kept, values=value)
-            rows = _rows(canvas, start, mine, kind, chosen)
+            rows = _rows(canvas, start, mine, kind, chosen, scope.visible)
             hidden, kept = _partial_layer(spec, params, layer, hidden, rows, kept, scope.visible)
             computed = computed + count_rows(spec, rows.slot, rows.valid)
             executed += rows.slot.shape[1]

@@ -103,6 +103,10 @@ METHODS = {
     "dynamic_dllm_dynamics": functools.partial(
         methods.dynamic_dllm, "release", **_INTERVALS, **_WINDOW, select_from="inputs", dynamics="position", start=0.6
     ),
+    "dkv_cache": functools.partial(methods.dkv_cache, interval=3, capacities=(0.5,), threshold=0.6),
+    "dkv_cache_greedy": functools.partial(methods.dkv_cache_greedy, interval=3, window=2, steps=8),
+    "sparse_dllm": functools.partial(methods.sparse_dllm, keep_ratio=0.4, threshold=0.6),
+    "sparse_dllm_entry": functools.partial(methods.sparse_dllm, keep_ratio=0.4, first_token="entry", threshold=0.6),
 }
 # Numbers that make a method commit one token per forward, whatever the confidences: same program, other arguments.
 ONE_PER_FORWARD = {
@@ -135,6 +139,9 @@ ONE_PER_FORWARD = {
     "dllm_cache": {"threshold": 2.0},
     "dynamic_dllm": {"threshold": 2.0},
     "dynamic_dllm_dynamics": {"start": 3.0},
+    "dkv_cache": {"threshold": 2.0},
+    "sparse_dllm": {"threshold": 2.0},
+    "sparse_dllm_entry": {"threshold": 2.0},
 }
 
 # What a constructor calls a number, and another value of it than the table's: nothing may be compiled again for it.
@@ -190,15 +197,28 @@ OTHER_NUMBERS = {
     "dllm_cache": {"prompt_interval": 4, "response_interval": 2, "threshold": 0.4},
     "dynamic_dllm": {"prompt_interval": 4, "response_interval": 2, "budget": 3, "budget_scale": 20, "threshold": 0.4},
     "dynamic_dllm_dynamics": {"start": 0.5, "alpha": 0.02, "beta": 0.1},
+    "dkv_cache": {"interval": 2, "threshold": 0.4},
+    "dkv_cache_greedy": {"interval": 2},
+    "sparse_dllm": {"threshold": 0.4},
+    "sparse_dllm_entry": {"threshold": 0.4},
 }
 
+# Every row takes the same number of forwards.
+SAME_LENGTH = {"dual_steps", "dkv_cache_greedy"}
 # Rows that are all in the same kind of forward at the same time: nobody waits.
-IN_STEP = {"dual_steps", "d2cache_klass", "freecache", "d2cache", "dllm_cache", "dynamic_dllm", "dynamic_dllm_dynamics"}
+IN_STEP = SAME_LENGTH | {
+    "d2cache",
+    "d2cache_klass",
+    "dllm_cache",
+    "dynamic_dllm",
+    "dynamic_dllm_dynamics",
+    "freecache",
+}
 
 # The `release` preset lets [MASK] win, so a committed token may be [MASK].
 MAY_COMMIT_MASK = {"polestar_release"}
 
-SHIFTED_ONLY = {"dual_entry"}
+SHIFTED_ONLY = {"dual_entry", "sparse_dllm_entry"}
 
 CASES = [
     (family, name) for family, model in FAMILIES.items() for name in METHODS if model.shift or name not in SHIFTED_ONLY

@@ -1,14 +1,23 @@
 """An adaptive cache that recomputes everything is its twin without a cache (contract 3); what its forwards cost."""
 
+import dataclasses
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from methods_table import EVERYONE, FAMILIES, GEN_LENGTH, LENGTHS, RAGGED, decode_once
+from methods_table import BLOCK_LENGTH, EVERYONE, FAMILIES, GEN_LENGTH, LENGTHS, RAGGED, decode_once
 from recorded_logits import assert_same, run
 
 from polestar_jax import methods
+from polestar_jax.block_cache import BlockCache
 from polestar_jax.feature_cache import KINDS, vectors_change
+from polestar_jax.methods.dkv_cache_greedy import nearest_masks
 from polestar_jax.methods.dynamic_dllm import layer_budgets, moved_rows, window_rows
+from polestar_jax.methods.sparse_dllm import importance_of, pooled
+from polestar_jax.no_cache import NoCache
+from polestar_jax.prediction_dynamics import PredictionDynamics
+from polestar_jax.rows import slots_of
+from polestar_jax.types import GENERATION, Prediction, Scope, Spec, pytree
 
 SHAPE = (3, 7, 12, 4)  # batch, prompt slots, G, S
 EVERY = {"prompt_interval": 1, "response_interval": 1}
@@ -22,6 +31,27 @@ def parallel(size: int):
 
 ALL = {"current_k": 99, "rollout_p": 1, "capacity": 99}
 
+
+@pytree
+class EnteredTwice(BlockCache):
+    """Fast-dLLM's dual cache with two complete forwards at every block."""
+
+    def kind(self, spec, cache, scope):
+        return (scope.phase < 2).astype(jnp.int32)
+
+
+def entered_twice(size: int):
+    return dataclasses.replace(methods.fast_dllm(block_length=size, **THRESHOLD), cache=EnteredTwice())
+
+
+def greedy(size: int):
+    return methods.dkv_cache_greedy(block_length=size, interval=1, steps=6)
+
+
+def uncached(make):
+    return lambda size: dataclasses.replace(make(size), cache=NoCache())
+
+
 TWINS = {
     "d2cache": (lambda size: methods.d2cache(block_length=size, **ALL, **THRESHOLD), parallel),
     "dllm_cache-intervals": (lambda size: methods.dllm_cache(block_length=size, **EVERY, **THRESHOLD), parallel),
@@ -34,6 +64,9 @@ TWINS = {
         lambda size: methods.dynamic_dllm(block_length=size, **NEVER, window=1, budget=99, budget_scale=0, **THRESHOLD),
         parallel,
     ),
+    "dkv_cache": (lambda size: methods.dkv_cache(block_length=size, interval=1, **THRESHOLD), parallel),
+    "dkv_cache_greedy": (greedy, uncached(greedy)),
+    "sparse_dllm": (lambda size: methods.sparse_dllm(block_length=size, keep_ratio=1.0, **THRESHOLD), entered_twice),
 }
 
 
@@ -73,6 +106,29 @@ def test_rows_of_cached_features(family, name, chosen):
     assert seen >= set(KINDS) - {"full"} and "full" in seen
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("name", ["dkv_cache", "dkv_cache_greedy", "sparse_dllm"])
+def test_rows_of_partial_forwards(family, name):
+    output, shift = decode_once(family, name, EVERYONE, RAGGED), FAMILIES[family].shift
+    for row, prompt in enumerate(LENGTHS):
+        length, phase, block = prompt + GEN_LENGTH, 0, 0
+        decoded = np.cumsum((output.log.token[row] >= 0).sum(axis=1))
+        for forward in range(output.forwards[row]):
+            rows = output.log.rows[row, forward]
+            whole = {"dkv_cache": phase < 2 or phase % 3 == 0, "dkv_cache_greedy": phase % 3 == 0}.get(name, phase < 2)
+            assert output.log.kind[row, forward] == whole
+            if whole:
+                assert rows == length
+            elif name == "dkv_cache":
+                assert rows == GEN_LENGTH - decoded[forward - 2]
+            elif name == "dkv_cache_greedy":
+                assert 2 <= rows <= 2 * (2 + 2 + shift)
+            else:
+                assert rows == BLOCK_LENGTH + shift
+            following = decoded[forward] // BLOCK_LENGTH
+            phase, block = (0, following) if following != block else (phase + 1, block)
+
+
 def test_change_is_one_minus_the_cosine():
     random = np.random.default_rng(0)
     now, before = random.normal(size=(2, 3, 5, 8)).astype(np.float32)
@@ -106,3 +162,76 @@ def test_moved_rows_are_outside_the_window():
     window = jnp.array([[1, 2], [4, 5]])
     chosen = moved_rows(change, window, jnp.array([3, 9]), 5)
     np.testing.assert_array_equal(chosen, [[0, 5, 3, -1, -1], [0, 2, 3, 1, -1]])
+
+
+def test_nearest_masks_are_taken_left_first():
+    masks = np.array([[1, 1, 0, 0, 1, 0, 1, 1, 0, 1]], bool)
+    picks = lambda slot, count: np.nonzero(np.asarray(nearest_masks(jnp.array([slot]), jnp.asarray(masks), count)))[1]
+    np.testing.assert_array_equal(picks(5, 1), [4])
+    np.testing.assert_array_equal(picks(5, 3), [4, 6, 7])
+    np.testing.assert_array_equal(picks(3, 3), [0, 1, 4])  # 0 and 6 are equally far: the left one comes first
+    np.testing.assert_array_equal(picks(0, 9), [0, 1, 4, 6, 7, 9])
+
+
+def test_slots_of_a_plane():
+    plane = jnp.array([[1, 0, 1, 1], [0, 0, 0, 1]], bool)
+    np.testing.assert_array_equal(slots_of(plane, 2), [[0, 2], [3, 4]])
+    np.testing.assert_array_equal(slots_of(plane, 5), [[0, 2, 3, 4, 4], [3, 4, 4, 4, 4]])
+
+
+def test_importance_by_hand():
+    """Mean query of the valid rows times every key, mean over the heads; the largest of three neighbours."""
+    random = np.random.default_rng(1)
+    query, keys = random.normal(size=(2, 3, 4, 6)), random.normal(size=(2, 2, 7, 6))
+    valid = np.array([[1, 1, 1], [1, 0, 1]], bool)
+    found = importance_of(
+        *(jnp.asarray(x, jnp.float32) if x.ndim == 4 else jnp.asarray(x) for x in (query, valid, keys))
+    )
+    for row in range(2):
+        mean = query[row, valid[row]].mean(axis=0)
+        expected = np.mean([keys[row, head // 2] @ mean[head] for head in range(4)], axis=0)
+        np.testing.assert_allclose(found[row], expected, atol=1e-5)
+        wide = [max(expected[max(0, i - 1) : i + 2]) for i in range(7)]
+        np.testing.assert_allclose(pooled(found, 3)[row], wide, atol=1e-5)
+    np.testing.assert_array_equal(pooled(found, 1), found)
+
+
+MODEL = FAMILIES["llada"]
+V = MODEL.config.vocab_size
+
+
+@pytest.mark.parametrize("mode", ["scalar", "position"])
+def test_threshold_follows_the_predictions(mode):
+    """Three forwards by hand: certainty lowers the threshold, change raises it, the first forward leaves it alone."""
+    spec = Spec(MODEL, 2, 2, 4, 2, frozenset({"logits", GENERATION}))
+    rule = PredictionDynamics(0.6, 0.2, 0.3, mode)
+    state, random = rule.init(spec), np.random.default_rng(2)
+    slot = np.broadcast_to(np.arange(2, 6), (2, 4)).astype(np.int32)
+    masked = np.array([[0, 0, 1, 1, 0, 0], [0, 0, 1, 0, 0, 0]], bool)
+    zeros = jnp.zeros(2, jnp.int32)
+    scope = Scope(zeros, zeros + 2, zeros + 4, jnp.asarray(masked), jnp.ones((2, 6), bool), zeros == 0, zeros, zeros)
+    threshold, before = np.full((2, 4), 0.6), None
+    for _ in range(3):
+        logits = random.normal(size=(2, 4, V)) * 4
+        p = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+        if before is not None:
+            norms = np.linalg.norm(p, axis=-1) * np.linalg.norm(before, axis=-1)
+            step = 0.3 * (1 - (p * before).sum(-1) / norms) - 0.2 * (1 - np.sort(p, axis=-1)[..., -2])
+            if mode == "scalar":
+                step = np.stack([[step[row][masked[row, 2:]].mean()] * 4 for row in range(2)])
+            threshold = threshold + step
+        before = p
+        confidence = p.max(axis=-1).astype(np.float32)
+        prediction = Prediction(
+            jnp.asarray(slot),
+            jnp.ones((2, 4), bool),
+            jnp.asarray(p.argmax(axis=-1), jnp.int32),
+            jnp.asarray(confidence),
+            {"logits": jnp.asarray(logits, jnp.float32)},
+        )
+        state, commits = rule.commit(spec, state, scope, None, prediction)
+        np.testing.assert_allclose(state.threshold, threshold, atol=1e-5)
+        for row in range(2):
+            sure = masked[row, 2:] & (confidence[row] >= threshold[row])
+            sure[np.argmax(np.where(masked[row, 2:], confidence[row], -1))] = True
+            np.testing.assert_array_equal(commits.write[row, 2:], sure)

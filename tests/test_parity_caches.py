@@ -4,13 +4,17 @@ Also which rows each forward computed, as the original listed them.
 """
 
 import dataclasses
+from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from baselines import assert_as_recorded, by_forward, recording, replay
 
 from polestar_jax import methods
+from polestar_jax.methods.sparse_dllm import PrunedCache
 from polestar_jax.no_cache import NoCache
+from polestar_jax.types import pytree
 
 STEP, PROMPT, RESPONSE, FULL = range(4)
 
@@ -106,3 +110,88 @@ def test_dynamic_dllm(name):
         expected = 1 + counts(len(run["output"]), start, entries)
         expected[:start] += len(entries) * (kinds[forward] == PROMPT)
         np.testing.assert_array_equal(output.log.computed[0, forward], expected)
+
+
+@pytest.mark.parametrize("name", recording("dkv_cache")["runs"])
+def test_dkv_cache(name):
+    run = recording("dkv_cache")["runs"][name]
+    arguments = run["arguments"]
+    steps = arguments["steps"]
+    method = methods.dkv_cache(
+        interval=arguments["cache_reloading_step"],
+        steps=None if steps == arguments["gen_length"] else steps,
+        block_length=arguments["block_length"],
+    )
+    output, _ = replay("dkv_cache", name, method)
+    assert_as_recorded("dkv_cache", name, output)
+    assert_computed(output, run, method)
+
+
+def assert_computed(output, run: dict, method) -> None:
+    """Every layer computed as many rows as were fed, with the same tokens."""
+    start, forwards = len(run["output"]) - output.tokens.shape[1], run["forwards"]
+    np.testing.assert_array_equal(output.log.rows[0, :forwards], run["rows_per_forward"])
+    canvas = np.array(run["output"])
+    canvas[start:] = 199
+    for forward, fed in enumerate(run["input_of_each_forward"]):
+        layers = output.log.computed[0, forward]
+        assert set(layers) <= {0, 4}
+        assert list(canvas[layers > 0]) == fed
+        committed = run["committed_per_forward"][forward]
+        canvas[committed] = np.array(run["output"])[committed]
+
+
+@pytest.mark.parametrize("name", recording("dkv_cache_greedy")["runs"])
+def test_dkv_cache_greedy(name):
+    """The order was drawn by torch: it is given."""
+    run, start = recording("dkv_cache_greedy")["runs"][name], len(recording("dkv_cache_greedy")["prompt"])
+    arguments = run["arguments"]
+    steps = arguments["steps"]
+    method = methods.dkv_cache_greedy(
+        interval=arguments["cache_reloading_step"],
+        window=arguments["window_size"],
+        steps=None if steps == arguments["gen_length"] else steps,
+        block_length=arguments["block_length"],
+    )
+    order = np.concatenate(run["committed_per_forward"])[None].astype(np.int32) - start
+    method = dataclasses.replace(method, schedule=dataclasses.replace(method.schedule, order=jnp.asarray(order)))
+    output, _ = replay("dkv_cache_greedy", name, method)
+    assert_as_recorded("dkv_cache_greedy", name, output)
+    assert_computed(output, run, method)
+
+
+@pytree
+class TiesAsRecorded(PrunedCache):
+    """Pooling makes equals; which of them torch keeps is its sort's, so the recording tells: bool `[blocks, L, N]`."""
+
+    recorded: Any = None
+
+    def most_important(self, importance, slot, scope, layer):
+        recorded = self.recorded[scope.index[0], layer][slot[0] % self.recorded.shape[2]]
+        order = jnp.lexsort((~recorded, -importance[0]))
+        return order[None, : int(self.keep_ratio * importance.shape[1])].astype(jnp.int32)
+
+
+@pytest.mark.parametrize("name", recording("sparse_dllm")["runs"])
+def test_sparse_dllm(name):
+    run, start = recording("sparse_dllm")["runs"][name], len(recording("sparse_dllm")["prompt"])
+    arguments, cache = run["arguments"], run["cache_arguments"]
+    steps, size = arguments["steps"], arguments["block_length"]
+    method = methods.sparse_dllm(
+        keep_ratio=cache["keep_ratio"],
+        kernel=cache["kernel_size"] or 1,
+        steps=None if steps == arguments["gen_length"] else steps,
+        block_length=size,
+    )
+    kept = np.zeros((arguments["gen_length"] // size, 4, len(run["output"])), bool)
+    for entry in run["kept"]:
+        kept[(entry["block_start"] - start) // size, entry["layer"], entry["kept_positions"]] = True
+    if method.cache.kernel > 1:
+        policy = TiesAsRecorded(cache["keep_ratio"], method.cache.kernel, recorded=jnp.asarray(kept))
+        method = dataclasses.replace(method, cache=policy)
+    output, state = replay("sparse_dllm", name, method)
+    assert_as_recorded("sparse_dllm", name, output)
+    np.testing.assert_array_equal(output.log.rows[0, : run["forwards"]], run["rows_per_forward"])
+    for layer in range(4):
+        slot = np.asarray(state.cache[layer].slot[0])
+        assert sorted(slot[slot < len(run["output"])]) == list(np.nonzero(kept[-1, layer])[0])
