@@ -98,8 +98,12 @@ def dynamic_dllm(name: str):
 @pytest.mark.parametrize("name", recording("dynamic_dllm")["runs"])
 def test_dynamic_dllm(name):
     run, start = recording("dynamic_dllm")["runs"][name], len(recording("dynamic_dllm")["prompt"])
-    output, _ = replay("dynamic_dllm", name, dynamic_dllm(name))
+    output, state = replay("dynamic_dllm", name, dynamic_dllm(name))
     assert_as_recorded("dynamic_dllm", name, output)
+    if "pd" in name:
+        np.testing.assert_allclose(
+            state.rule.threshold[0], np.broadcast_to(run["threshold_per_forward"][-1], 32), atol=1e-5
+        )
     rows = np.mean(run["rows_per_forward_by_layer"], axis=0)
     np.testing.assert_allclose(output.log.rows[0, : run["forwards"]], rows, rtol=1e-6)
     kinds = output.log.kind[0, : run["forwards"]]
