@@ -1,0 +1,1 @@
+"""What a decode does inside, as data and as figures."""

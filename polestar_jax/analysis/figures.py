@@ -1,0 +1,234 @@
+"""The paper's figures from traces and tables; every function draws into a matplotlib figure that it returns."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from polestar_jax.analysis import drift_study
+from polestar_jax.analysis.trace import Trace
+
+INK, SOFT, WARM, RED, GOLD = "#1f4e79", "#9db7d1", "#c05020", "#c0202a", "#e0a800"
+
+
+def _figure(width: float, height: float, columns: int = 1, **options: Any) -> tuple[Figure, Any]:
+    figure = Figure(figsize=(width, height), dpi=160, layout="constrained")
+    axes = figure.subplots(1, columns, **options)
+    for each in np.ravel(axes):
+        each.spines[["top", "right"]].set_visible(False)
+        each.tick_params(labelsize=8.5)
+    return figure, axes
+
+
+def draw_cumulative_error(trace: Trace) -> Figure:
+    """Figure 3a: where the cache's error comes from, by drift group."""
+    figure, axes = _figure(4.6, 3.2)
+    shares = 100 * drift_study.cumulative_error(trace)
+    for column, (name, color) in enumerate(zip(drift_study.GROUPS, (RED, WARM, SOFT, "0.6"), strict=True)):
+        axes.plot(shares[:, column], color=color, label=f"{name}: {shares[-1, column]:.0f} %", lw=1.8)
+    for step in np.flatnonzero(trace.entering):
+        axes.axvline(step, color="0.9", lw=0.8, zorder=0)
+    axes.set(xlabel="forward (lines: block entries)", ylabel="cumulative KV error (% of all)")
+    axes.legend(frameon=False, fontsize=8, loc="upper left")
+    return figure
+
+
+def most_eventful(trace: Trace) -> int:
+    """The generated position with the largest single gain towards its final state."""
+    positions = range(trace.prompt_length, trace.tokens.shape[1])
+    # A position's very last gain is its commit; what is looked for is an event before it.
+    gains = {place: np.nan_to_num(drift_study.progress(trace, place), nan=-1.0) for place in positions}
+    return max(gains, key=lambda place: gains[place][: _commit(trace, place)].max(initial=-1.0))
+
+
+def _commit(trace: Trace, position: int) -> int:
+    return int(np.flatnonzero(trace.committed[:, position])[-1])
+
+
+def draw_progress(trace: Trace, position: int | None = None) -> Figure:
+    """Figure 3b: drift of one position beside its progress towards the state it is committed in."""
+    position = most_eventful(trace) if position is None else position
+    last = _commit(trace, position)
+    steps = np.arange(1, last + 1)
+    figure, left = _figure(5.0, 3.0)
+    right = left.twinx()
+    right.spines["top"].set_visible(False)
+    drift = trace.drift[1 : last + 1, -1, position - trace.shift]
+    gain = drift_study.progress(trace, position)[1 : last + 1]
+    left.plot(steps, drift, color=INK, lw=1.6, label="drift")
+    right.bar(steps, gain, color=GOLD, alpha=0.6, width=0.8)
+    left.set(xlabel="forward", title=f"position {position}, committed at forward {last}")
+    left.set_ylabel("drift (KL, last layer)", color=INK)
+    right.set_ylabel("gain in similarity to the final state", color="#a07800")
+    left.set_zorder(right.get_zorder() + 1)
+    left.patch.set_visible(False)
+    return figure
+
+
+def draw_trajectories(trace: Trace, positions: Sequence[int] | None = None) -> Figure:
+    """Figure 3c: last-layer values of two positions on their principal components, the first drift trigger marked."""
+    if positions is None:
+        first = most_eventful(trace)
+        half = trace.prompt_length + (trace.tokens.shape[1] - trace.prompt_length) // 2
+        positions = (first, half if half != first else half + 1)
+    figure, panels = _figure(7.6, 3.4, len(positions), squeeze=False)
+    for axes, position in zip(panels[0], positions, strict=True):
+        last = _commit(trace, position)
+        path = drift_study.principal_components(trace.values[: last + 1, position - trace.shift])
+        axes.plot(*path.T, color=SOFT, lw=1.0, zorder=1)
+        axes.scatter(*path.T, c=np.arange(len(path)), cmap="Blues", s=14, zorder=2, edgecolors="0.5", linewidths=0.3)
+        marks: list[tuple[int | None, str, str, str, float]] = [
+            (drift_study.first_trigger(trace, position), "*", GOLD, "first drift trigger", 130),
+            (drift_study.first_confident(trace, position), "s", "black", "threshold 0.9 commits", 34),
+            (last, "o", RED, "committed", 34),
+        ]
+        for step, marker, color, label, size in marks:
+            if step is not None and step < len(path):
+                axes.scatter(*path[step], marker=marker, color=color, s=size, zorder=3, label=f"{label} ({step})")
+        axes.set(title=f"position {position}", xlabel="first component", ylabel="second component")
+        axes.legend(frameon=False, fontsize=7.5)
+    return figure
+
+
+def draw_heatmap(trace: Trace, layer: int = -1, words: Sequence[str] | None = None) -> Figure:
+    """Figures 4 and 11: drift of every position at every forward, what is already committed outlined in red.
+
+    Args:
+      words: one per position, written below the map if there is room.
+    """
+    drift = np.log10(np.maximum(trace.drift[1:, layer], 1e-6))
+    figure, axes = _figure(max(6.0, 0.13 * drift.shape[1]), max(2.8, 0.1 * drift.shape[0]))
+    image = axes.imshow(drift, aspect="auto", cmap="viridis", interpolation="nearest", vmin=-4)
+    step, place = np.nonzero(trace.committed[1:])
+    axes.scatter(place, step, marker="s", s=7, color=RED, linewidths=0)
+    axes.axvline(trace.prompt_length - 0.5, color="white", lw=0.9, ls=":")
+    axes.set(xlabel="position", ylabel="forward")
+    if words is not None and len(words) <= 120:
+        axes.set_xticks(range(len(words)), words, rotation=90, fontsize=5.5)
+    figure.colorbar(image, ax=axes, label="log10 drift", shrink=0.9)
+    return figure
+
+
+def draw_drift_by_commits(traces: Sequence[Trace]) -> Figure:
+    """Figure 8: drift in the window by how many tokens the forward before committed, and one trajectory of it."""
+    groups = drift_study.drift_by_commits(traces)
+    figure, (left, right) = _figure(8.4, 3.2, 2)
+    total = sum(map(len, groups.values()))
+    left.boxplot(
+        [np.log10(np.maximum(values, 1e-6)) for values in groups.values()],
+        tick_labels=list(groups),
+        showfliers=False,
+        patch_artist=True,
+        boxprops={"facecolor": SOFT, "edgecolor": INK},
+        medianprops={"color": RED},
+    )
+    for place, values in enumerate(groups.values(), 1):
+        left.annotate(
+            f"{len(values) / total:.0%}", (place, 1.0), xycoords=("data", "axes fraction"), ha="center", fontsize=8
+        )
+    left.set(xlabel="tokens committed by the forward before", ylabel="log10 drift in the window")
+    trace = traces[0]
+    counts = trace.committed.sum(axis=1)
+    steps = range(1, len(counts))
+    drift = [trace.drift[step, -1, drift_study.window_of(trace, step, 2, 1)].mean() for step in steps]
+    right.bar(steps, [counts[step - 1] for step in steps], color=SOFT, label="tokens committed before")
+    right.set(xlabel="forward", ylabel="tokens")
+    twin = right.twinx()
+    twin.plot(steps, drift, color=RED, lw=1.5, marker="o", ms=3)
+    twin.set_ylabel("mean drift in the window", color=RED)
+    return figure
+
+
+def draw_policies(accuracy: dict[str, float]) -> Figure:
+    """Figure 6a: share of the truly most stale positions that each policy selects."""
+    figure, axes = _figure(4.4, 3.0)
+    values = [100 * value for value in accuracy.values()]
+    axes.bar(range(len(values)), values, color=[INK, *[SOFT] * (len(values) - 1)], width=0.65)
+    for place, value in enumerate(values):
+        axes.annotate(
+            f"{value:.0f}", (place, value), xytext=(0, 2), textcoords="offset points", ha="center", fontsize=9
+        )
+    axes.set_xticks(range(len(values)), [name.replace(", ", ",\n") for name in accuracy])
+    axes.set_ylabel("selection accuracy (%)")
+    return figure
+
+
+def draw_timing(rows: Sequence[dict[str, Any]]) -> Figure:
+    """Figure 12: milliseconds per layer of every kind of forward. Rows have `method`, `kind`, `ms_per_layer`."""
+    figure, axes = _figure(5.4, 0.36 * len(rows) + 1.0)
+    names = [f"{row['method']}: {row['kind']}" for row in rows]
+    values = [row["ms_per_layer"] for row in rows]
+    colors = [INK if row["method"].startswith("polestar") else SOFT for row in rows]
+    axes.barh(range(len(rows)), values, color=colors, height=0.66)
+    for place, value in enumerate(values):
+        axes.annotate(f" {value:.3g}", (value, place), va="center", fontsize=8.5)
+    axes.set_yticks(range(len(rows)), names)
+    axes.invert_yaxis()
+    axes.set_xlabel("ms per layer and forward")
+    return figure
+
+
+def draw_memory(rows: Sequence[dict[str, Any]], title: str) -> Figure:
+    """Figure 13, from shapes: bytes of every part of the state by method. Rows have `method` and `parts`."""
+    figure, axes = _figure(5.6, 3.2)
+    parts = list(dict.fromkeys(name for row in rows for name in row["parts"]))
+    bottom = np.zeros(len(rows))
+    for name, color in zip(parts, ("0.8", SOFT, INK, WARM, GOLD, RED), strict=False):
+        heights = np.array([row["parts"].get(name, 0) / 1e6 for row in rows])
+        axes.bar([row["method"] for row in rows], heights, bottom=bottom, color=color, label=name, width=0.6)
+        bottom += heights
+    axes.set_ylabel("MB beside the weights")
+    axes.set_title(title, fontsize=9.5, loc="left")
+    axes.set_ylim(0, 1.3 * bottom.max())
+    axes.legend(frameon=False, fontsize=8, ncols=2, loc="upper left")
+    return figure
+
+
+def draw_front(rows: Sequence[dict[str, Any]], speed: str = "tpf", title: str = "") -> Figure:
+    """Figure 1: accuracy against speed, labelled with tokens per forward; the line joins what nothing else beats.
+
+    Args:
+      rows: of `polestar demo --json`: `method`, `accuracy`, `tpf`, `tps`.
+      speed: "tps" or "tpf".
+    """
+    figure, axes = _figure(6.4, 4.2)
+    best = -np.inf
+    front = []
+    for row in sorted(rows, key=lambda row: -row[speed]):
+        if row["accuracy"] > best:
+            best = row["accuracy"]
+            front.append(row)
+    axes.plot([row[speed] for row in front], [100 * row["accuracy"] for row in front], color="0.7", lw=1.0, zorder=1)
+    for number, row in enumerate(rows):
+        own = row["method"].startswith("polestar")
+        x, y = row[speed], 100 * row["accuracy"]
+        axes.scatter(x, y, color=INK if own else WARM, marker="*" if own else "o", s=130 if own else 30, zorder=2)
+        axes.annotate(
+            f"{row['method']} ({row['tpf']:.2f})",
+            (x, y),
+            xytext=(6, 5 if number % 2 else -10),
+            textcoords="offset points",
+            fontsize=7.5,
+        )
+    axes.set(xlabel="tokens per second" if speed == "tps" else "tokens per forward", ylabel="accuracy (%)")
+    axes.set_title(title, fontsize=9.5, loc="left")
+    axes.legend(
+        handles=[Line2D([], [], color="0.7", lw=1.0, label="nothing is better in both")], frameon=False, fontsize=8
+    )
+    axes.margins(0.12)
+    return figure
+
+
+FIGURES: dict[str, Callable[..., Figure]] = {
+    "3a-error": draw_cumulative_error,
+    "3b-progress": draw_progress,
+    "3c-trajectories": draw_trajectories,
+    "4-heatmap": draw_heatmap,
+    "6a-policies": draw_policies,
+    "8-commits": draw_drift_by_commits,
+    "12-timing": draw_timing,
+    "13-memory": draw_memory,
+    "1-front": draw_front,
+}

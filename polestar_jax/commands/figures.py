@@ -1,0 +1,118 @@
+"""Draws the paper's figures on an embedded checkpoint, from traces of decodes with a full forward at every step.
+
+3a cache error by drift, 3b progress, 3c trajectories, 4 drift heatmap, 6a drift policies, 8 drift by commits,
+12 time per layer, 13 memory from the shapes of LLaDA-8B, 1 accuracy against speed (from `polestar demo --json`).
+
+examples:
+  polestar figures --quick
+  polestar figures --front demo.json --out docs/figures
+"""
+
+import argparse
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+from polestar_jax.commands.options import add_model, add_seed
+from polestar_jax.commands.output import make_consoles
+
+SUMMARY = "draw the paper's figures on the embedded checkpoint"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--items", type=int, default=40, metavar="N", help="prompts to trace (default: %(default)s)")
+    parser.add_argument("--quick", action="store_true", help="4 prompts")
+    parser.add_argument("--front", metavar="FILE", help="results of `polestar demo --json FILE`, for figure 1")
+    parser.add_argument("--out", default="runs/figures", metavar="DIR", help="PNG and JSON (default: %(default)s)")
+    add_model(parser, "an embedded checkpoint")
+    add_seed(parser, "of the items")
+
+
+def run(arguments: argparse.Namespace) -> None:
+    results, notes = make_consoles(None)
+    count = 4 if arguments.quick else arguments.items
+    if count < 1:
+        raise ValueError(f"--items {count} must be at least 1")
+    front = None if arguments.front is None else json.loads(Path(arguments.front).read_text())["rows"]
+    with notes.status("loading"):
+        from polestar_jax import load, methods
+        from polestar_jax.analysis import drift_study, figures
+        from polestar_jax.analysis.costs import state_bytes, time_kinds
+        from polestar_jax.analysis.trace import record_trace
+        from polestar_jax.environment import describe_environment
+
+        model, params, tokenizer = load(arguments.model)
+        if tokenizer is None:
+            raise ValueError(f"--model {arguments.model} has no tokenizer, and the figures are of worded exercises")
+        from models.embedded import tasks
+        from models.embedded.checkpoint import BLOCK
+        from models.published import PUBLISHED
+
+    # Prompts of one length share programs, and a trace has no pads.
+    drawn_items = tasks.make_items("heldout", 12 * count, arguments.seed)
+    encoded = [tokenizer.encode(item.prompt) for item in drawn_items]
+    length = statistics.mode(map(len, encoded))
+    prompts = [ids for ids in encoded if len(ids) == length][:count]
+    folder = Path(arguments.out)
+    folder.mkdir(parents=True, exist_ok=True)
+    traces: dict[str, list[Any]] = {"alone": [], "parallel": [], "cached": []}
+    # One token per forward, in parallel, and with a cache: what figures 3 and 4, 8, and 3a and 6a look at.
+    settings = {
+        "alone": (methods.parallel(threshold=2.0, block_length=BLOCK), 1),
+        "parallel": (methods.parallel(block_length=BLOCK), count),
+        "cached": (methods.fast_dllm(threshold=2.0, block_length=BLOCK), count),
+    }
+    for name, (method, number) in settings.items():
+        for place, prompt in enumerate(prompts[:number]):
+            with notes.status(f"tracing {name} {place + 1}/{number}"):
+                trace = record_trace(model, params, method, prompt, tasks.ANSWER_LENGTH, arguments.seed)
+                traces[name].append(trace)
+    alone, cached = traces["alone"][0], traces["cached"][0]
+    accuracy = drift_study.selection_accuracy(traces["cached"], seed=arguments.seed)
+    with notes.status("timing"):
+        compared = [methods.fast_dllm(block_length=BLOCK), methods.polestar(block_length=BLOCK)]
+        timing = [row for each in compared for row in time_kinds(model, params, each, prompts[:8], tasks.ANSWER_LENGTH)]
+    published = PUBLISHED["dream-7b" if model.shift else "llada-8b"]
+    memory = [
+        {"method": name, "parts": state_bytes(published, method, 1024, 256)}
+        for name, method in (
+            ("parallel", methods.parallel()),
+            ("fast_dllm", methods.fast_dllm()),
+            ("polestar, not coded", methods.polestar(format="none")),
+            ("polestar", methods.polestar()),
+        )
+    ]
+    words = [tokenizer.decode([token], skip_special_tokens=False) for token in alone.tokens[-1]]
+    drawn = {
+        "3a-error": figures.draw_cumulative_error(cached),
+        "3b-progress": figures.draw_progress(alone),
+        "3c-trajectories": figures.draw_trajectories(alone),
+        "4-heatmap": figures.draw_heatmap(alone, words=words),
+        "6a-policies": figures.draw_policies(accuracy),
+        "8-commits": figures.draw_drift_by_commits(traces["parallel"]),
+        "12-timing": figures.draw_timing(timing),
+        "13-memory": figures.draw_memory(memory, "P 1024, G 256, S 32, bfloat16, batch 1; from shapes"),
+    }
+    if front is not None:
+        drawn["1-front"] = figures.draw_front(front, "tps", f"{arguments.model}: tokens per forward in brackets")
+    for name, figure in drawn.items():
+        figure.savefig(folder / f"{name}.png")
+    shares = drift_study.cumulative_error(cached)[-1]
+    record = {
+        "environment": describe_environment(dtype=model.config.dtype, command=arguments.words),
+        "model": arguments.model,
+        "items": len(prompts),
+        "selection_accuracy": accuracy,
+        "error_share": dict(zip(drift_study.GROUPS, shares.tolist(), strict=True)),
+        "median_drift_by_commits": {
+            name: float(sorted(values)[len(values) // 2])
+            for name, values in drift_study.drift_by_commits(traces["parallel"]).items()
+        },
+        "timing": timing,
+        "memory": memory,
+    }
+    (folder / "figures.json").write_text(json.dumps(record, indent=1) + "\n")
+    results.print(f"{len(drawn)} figures in {folder}")
+    for name, value in accuracy.items():
+        results.print(f"  most stale 25 % found by {name}: {value:.0%}")
