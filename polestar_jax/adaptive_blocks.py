@@ -76,10 +76,14 @@ class AdaptiveBlocks:
 
     def scope(self, spec: Spec, state: Extent, canvas: Canvas, keys: jax.Array) -> Scope:
         entering = state.phase == 0
-        farthest = jnp.minimum(state.start + spec.span, spec.length)
+        left = canvas.masked & (iota(spec.length) >= state.start[:, None])
+        # Tokens that are there already, forced ones or a rule's own, are no part of a block that begins with them.
+        first = jnp.where(left.any(axis=1), jnp.argmax(left, axis=1).astype(jnp.int32), state.start)
+        start = jnp.where(entering, first, state.start)
+        farthest = jnp.minimum(start + spec.span, spec.length)
         scope = Scope(
             index=state.index,
-            start=state.start,
+            start=start,
             stop=jnp.where(entering, farthest, state.stop),
             candidates=canvas.masked,
             visible=canvas.valid,
@@ -105,16 +109,13 @@ class AdaptiveBlocks:
 
     def advance(self, spec: Spec, state: Extent, scope: Scope, canvas: Canvas) -> Extent:
         slot = iota(spec.length)
-        beyond = slot >= state.stop[:, None]
-        done = ~(canvas.masked & (slot >= state.start[:, None]) & ~beyond).any(axis=1)
-        left = canvas.masked & beyond
-        # argmax finds the first mask; without one the row has ended.
-        following = jnp.where(left.any(axis=1), jnp.argmax(left, axis=1).astype(jnp.int32), state.start)
+        inside = (slot >= scope.start[:, None]) & (slot < scope.stop[:, None])
+        done = ~(canvas.masked & inside).any(axis=1)
         return Extent(
-            index=state.index + done,
-            start=jnp.where(done, following, state.start),
-            stop=state.stop,
-            phase=jnp.where(done, 0, state.phase + 1),
+            index=scope.index + done,
+            start=jnp.where(done, scope.stop, scope.start),
+            stop=scope.stop,
+            phase=jnp.where(done, 0, scope.phase + 1),
         )
 
 

@@ -1,14 +1,16 @@
 """What a commit rule sees of the attention: who looks at whom, averaged over heads and over the last layers."""
 
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
 
 from polestar_jax.attention import CHUNK, attention_scores, head_mean
-from polestar_jax.rows import Forward, take_rows
-from polestar_jax.types import Signal, Spec
+from polestar_jax.rows import take_rows
+from polestar_jax.types import Pass, Scope, Signal, Spec
 
 ATTENTION: frozenset[Signal] = frozenset({"attention", "attention_received"})
-"""Signals of a policy that calls `look_at_attention`.
+"""Signals of a policy that calls `with_attention`.
 
 "attention", float32 `[B, R, N]` in `Prediction.extra`: attention of the row *at* each predicted position (where logits
 are shifted that is not the row that predicts it), zero where the forward did not compute that row.
@@ -44,39 +46,36 @@ def attention_received(query: jax.Array, key: jax.Array, key_mask: jax.Array, va
     return jax.lax.scan(add, total, (split(query), split(valid)))[0]
 
 
-def look_at_attention(
+def with_attention(
     spec: Spec,
     layers: int,
-    ran: Forward,
-    valid: jax.Array,
-    slot: jax.Array,
-    key_mask: jax.Array,
-    first: jax.Array | int = 0,
-) -> tuple[dict[Signal, jax.Array], dict[Signal, jax.Array]]:
-    """The signals of `ATTENTION`; nothing if the rule asks for none.
+    done: Pass,
+    queries: Sequence[jax.Array],
+    keys: Sequence[jax.Array],
+    rows: tuple[jax.Array, jax.Array] | None,
+    scope: Scope,
+) -> Pass:
+    """`done` with the signals of `ATTENTION`, if the rule asks for them.
 
     The scores are computed again, for the layers in question only: no layer's [N, N] attention is ever held.
 
     Args:
       layers: how many last layers are averaged.
-      ran: a forward over R rows that follow one another.
-      valid: bool `[B, R]`, its rows that count.
-      slot: int32 `[B, W]`, slots of the rows that predict.
-      key_mask: bool `[B, M]`.
-      first: int32 `[B]`, slot of the first row.
-
-    Returns:
-      signals by predicting row, and by slot.
+      done: what the forward predicts.
+      queries, keys: of every layer, `[B, R, H, A]` and `[B, Hkv, M, A]`.
+      rows: int32 `[B, R]`, slots of the queries, which follow one another; bool `[B, R]`, those that count. None for
+        the whole canvas.
     """
     if not spec.needs & ATTENTION:
-        return {}, {}
-    index = slot + spec.model.shift - jnp.reshape(first, (-1, 1))
+        return done
+    first, valid = (jnp.zeros_like(done.slot[:, :1]), scope.visible) if rows is None else (rows[0][:, :1], rows[1])
+    index = done.slot + spec.model.shift - first
     there = (index >= 0) & (index < valid.shape[1]) & take_rows(valid, index)
-    chosen = range(len(ran.queries))[-layers:]
-    rows = total = jnp.float32(0)
+    chosen = range(len(queries))[-layers:]
+    each = total = jnp.float32(0)
     for layer in chosen:
-        query, key = ran.queries[layer], ran.keys[layer]
-        rows += mean_attention(take_rows(query, index), key, key_mask) / len(chosen)
-        total += attention_received(query, key, key_mask, valid) / len(chosen)
+        each += mean_attention(take_rows(queries[layer], index), keys[layer], scope.visible) / len(chosen)
+        total += attention_received(queries[layer], keys[layer], scope.visible, valid) / len(chosen)
     count = jnp.maximum(valid.sum(axis=1, keepdims=True), 1)
-    return {"attention": jnp.where(there[..., None], rows, 0.0)}, {"attention_received": total / count}
+    signals = {"attention": jnp.where(there[..., None], each, 0.0)}
+    return done._replace(extra=done.extra | signals, planes={"attention_received": total / count})

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from polestar_jax.attention import empty_cache
-from polestar_jax.attention_signals import ATTENTION, attention_problems, look_at_attention
+from polestar_jax.attention_signals import ATTENTION, attention_problems, with_attention
 from polestar_jax.rows import (
     block_slots,
     forward_canvas,
@@ -35,9 +35,7 @@ def full_entry(
     """A whole-canvas forward that fills the cache."""
     ran = forward_canvas(spec, params, canvas, scope.visible, cached=(cache.keys, cache.values, mine))
     done = whole_pass(spec, KeysValues(ran.keys, ran.values), canvas, scope, ran.output)
-    rows = canvas.valid & scope.visible
-    extra, planes = look_at_attention(spec, policy.attention_layers, ran, rows, done.slot, scope.visible)
-    return done._replace(extra=extra, planes=planes)
+    return with_attention(spec, policy.attention_layers, done, ran.queries, ran.keys, None, scope)
 
 
 FirstToken = Literal["exact", "entry"]
@@ -122,9 +120,8 @@ def dual_step(
     rows = rows_at(canvas, step_slots(spec, scope, policy.first_token), mine, contiguous=True)
     ran = forward_rows(spec, params, cache.keys, cache.values, canvas, rows, scope.visible)
     done = rows_pass(spec, KeysValues(ran.keys, ran.values), rows, ran.output)
-    seen = (ran, rows.valid, rows.slot, scope.visible, rows.slot[:, 0])
-    extra, planes = look_at_attention(spec, policy.attention_layers, *seen)
-    return done._replace(extra=extra, planes=planes)
+    seen = (rows.slot, rows.valid)
+    return with_attention(spec, policy.attention_layers, done, ran.queries, ran.keys, seen, scope)
 
 
 def prefix_step(
@@ -139,6 +136,5 @@ def prefix_step(
     done = rows_pass(spec, KeysValues(ran.keys, ran.values), rows, ran.output)
     if not reaches_far(spec):
         done = done._replace(hidden=done.hidden[:, :width], slot=block, valid=done.valid[:, :width])
-    seen = (ran, rows.valid, done.slot, scope.visible, slot[:, 0])
-    extra, planes = look_at_attention(spec, policy.attention_layers, *seen)
-    return done._replace(extra=extra, planes=planes)
+    seen = (rows.slot, rows.valid)
+    return with_attention(spec, policy.attention_layers, done, ran.queries, ran.keys, seen, scope)

@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from polestar_jax.attention_signals import ATTENTION, attention_problems, look_at_attention
+from polestar_jax.attention_signals import ATTENTION, attention_problems, with_attention
 from polestar_jax.head import slot_confidence
 from polestar_jax.rows import forward_canvas, predicting_width, whole_pass
 from polestar_jax.types import (
@@ -56,11 +56,11 @@ class NoCache:
         def full(params, cache, canvas: Canvas, scope: Scope, mine: jax.Array) -> Pass:
             ran = forward_canvas(spec, params, canvas, scope.visible)
             done = whole_pass(spec, cache, canvas, scope, ran.output)
-            rows = canvas.valid & scope.visible
-            extra, planes = look_at_attention(spec, self.attention_layers, ran, rows, done.slot, scope.visible)
-            if "slot_confidence" in spec.needs:
-                planes["slot_confidence"] = slot_confidence(spec, params, canvas, ran.output)
-            return done._replace(extra=extra, planes=planes)
+            done = with_attention(spec, self.attention_layers, done, ran.queries, ran.keys, None, scope)
+            if "slot_confidence" not in spec.needs:
+                return done
+            confidence = slot_confidence(spec, params, canvas, ran.output)
+            return done._replace(planes=(done.planes or {}) | {"slot_confidence": confidence})
 
         return (Branch("full", full),)
 

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from polestar_jax.attention import empty_cache
+from polestar_jax.attention_signals import ATTENTION, attention_problems
 from polestar_jax.cluster import OUTSIDE, Draws
 from polestar_jax.drift import Floor
 from polestar_jax.polestar_entry import full_entry, window_entry
@@ -74,6 +75,7 @@ class PolestarCache:
       residual: code residuals to the centroids, not the rows.
       tensor_scale: a second float32 scale of NVFP4, as NVIDIA's format has.
       capacities: fractions of the window that a refresh's row set is compiled for; the smallest that holds is run.
+      attention_layers: as in `NoCache`; means are over the block's rows, and over all rows at full entries.
       mean_heads: KL of the head-averaged attention instead of the mean of the heads' KL.
       count_eos, refresh_tokens, memberless, random_start, suffixless_keeps_all, epsilon, token_floor, proxy_floor:
         differences between the presets; see `polestar_jax.methods.polestar`.
@@ -93,6 +95,7 @@ class PolestarCache:
     residual: bool = static(default=True)
     tensor_scale: bool = static(default=False)
     capacities: tuple[float, ...] = static(default=(0.5, 0.67, 1.0))
+    attention_layers: int = static(default=4)
     mean_heads: bool = static(default=False)
     count_eos: bool = static(default=False)
     refresh_tokens: bool = static(default=True)
@@ -106,14 +109,14 @@ class PolestarCache:
 
     @property
     def provides(self) -> frozenset[Signal]:
-        return frozenset({"drift", "suffix", COMPUTED})
+        return ATTENTION | {"drift", "suffix", COMPUTED}
 
     @property
     def needs(self) -> frozenset[Signal]:
         return frozenset()
 
     def problems(self, spec: Spec) -> list[str]:
-        found = []
+        found = attention_problems(self.attention_layers)
         if self.clusters < 2:
             found.append(f"clusters={self.clusters} must be at least 2, one for each side of the block")
         if self.iterations < 1:

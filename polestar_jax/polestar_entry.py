@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import jax
 import jax.numpy as jnp
 
+from polestar_jax.attention_signals import with_attention
 from polestar_jax.cluster import sample_draws, spherical_kmeans
 from polestar_jax.polestar_step import proxy_attention, with_drift
 from polestar_jax.rows import (
@@ -37,7 +38,8 @@ def full_entry(
     cache = dataclasses.replace(cache, keys=ran.keys, values=ran.values)
     done = whole_pass(spec, cache, canvas, scope, ran.output)
     query = take_rows(ran.query, done.slot)
-    return _enter(policy, spec, params, done, canvas, scope, mine, slot, region, ran.inputs, query)
+    done = _enter(policy, spec, params, done, canvas, scope, mine, slot, region, ran.inputs, query)
+    return with_attention(spec, policy.attention_layers, done, ran.queries, ran.keys, None, scope)
 
 
 def window_entry(
@@ -52,7 +54,9 @@ def window_entry(
     inputs = [hidden[:, width:] for hidden in ran.inputs]
     done = rows_pass(spec, dataclasses.replace(cache, keys=ran.keys, values=ran.values), rows, ran.output)
     done = done._replace(hidden=done.hidden[:, :width], slot=block, valid=done.valid[:, :width])
-    return _enter(policy, spec, params, done, canvas, scope, mine, slot, region, inputs, ran.query[:, :width])
+    done = _enter(policy, spec, params, done, canvas, scope, mine, slot, region, inputs, ran.query[:, :width])
+    queries, seen = [query[:, :width] for query in ran.queries], (block, done.valid)
+    return with_attention(spec, policy.attention_layers, done, queries, ran.keys, seen, scope)
 
 
 def _enter(

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from polestar_jax.attention import attention_scores, project_rows, unrotated, weigh_values, write_cache
+from polestar_jax.attention_signals import with_attention
 from polestar_jax.cluster import OUTSIDE
 from polestar_jax.drift import drift, log_attention
 from polestar_jax.rows import (
@@ -36,8 +37,9 @@ def step(
     rows = rows_at(canvas, block_slots(spec, scope), mine, contiguous=True)
     ran = forward_rows(spec, params, cache.keys, cache.values, canvas, rows, scope.visible)
     cache = dataclasses.replace(cache, keys=ran.keys, values=ran.values)
-    done = rows_pass(spec, cache, rows, ran.output)
-    return with_drift(policy, spec, done, ran.query, scope, mine)
+    done = with_drift(policy, spec, rows_pass(spec, cache, rows, ran.output), ran.query, scope, mine)
+    seen = (rows.slot, rows.valid)
+    return with_attention(spec, policy.attention_layers, done, ran.queries, ran.keys, seen, scope)
 
 
 def with_drift(policy: PolestarCache, spec: Spec, done: Pass, query: jax.Array, scope: Scope, mine: jax.Array) -> Pass:
@@ -67,7 +69,7 @@ def refresh(
     hidden = embed_rows(model, params, canvas, block)
     packet = embed_rows(model, params, canvas, window)
     changed = inside & (window.token != cache.token) & policy.refresh_tokens
-    keys, values, windows = list(cache.keys), list(cache.values), []
+    keys, values, windows, queries = list(cache.keys), list(cache.values), [], []
     computed = count_rows(spec, block.slot, block.valid) * config.layers
     executed, query = jnp.float32(0), hidden
     # Position 0 is no rotation, which is what proxies want.
@@ -79,6 +81,7 @@ def refresh(
         rows, centroids = patch(old, decode_rows(old, policy.format), packet, changed, policy.epsilon)
         together = jnp.concatenate([centroids.astype(hidden.dtype), hidden, rows.astype(hidden.dtype)], axis=1)
         query, key, value = project_rows(model, params, layer, together, position)
+        queries.append(query[:, proxy:rest])
         for cached, fresh in ((keys, key), (values, value)):
             cached[layer] = write_cache(cached[layer], block, fresh[:, :, proxy:rest])
             cached[layer] = write_cache(cached[layer], window, fresh[:, :, rest:], changed)
@@ -112,7 +115,8 @@ def refresh(
         running=jnp.where(mine, 0, cache.running),
     )
     done = Pass(cache, hidden, block.slot, block.valid, {}, computed, executed / config.layers)
-    done = with_drift(policy, spec, done, query[:, proxy:rest], scope, mine)
+    done = with_drift(policy, spec, done, queries[-1], scope, mine)
+    done = with_attention(spec, policy.attention_layers, done, queries, keys, (block.slot, block.valid), scope)
     return _with_suffix(policy, spec, done, packet, window, changed, scope) if "suffix" in spec.needs else done
 
 

@@ -83,6 +83,15 @@ class Tokenizer:
         return list(dict.fromkeys(text[start:stop] for token, (start, stop) in places if token in lacking))
 
     @property
+    def delimiters(self) -> tuple[int, ...]:
+        """The id of the token that ends a line, or of the full stop where lines have no token; nothing without either.
+
+        What a method that looks for ends of sentences (AdaBlock) takes them for.
+        """
+        found = (self.core.encode(text, add_special_tokens=False).ids for text in ("\n", "."))
+        return next((tuple(ids) for ids in found if len(ids) == 1 and ids[0] != self._unknown_id), ())
+
+    @property
     def _unknown_id(self) -> int | None:
         unknown = getattr(self.core.model, "unk_token", None)
         return None if unknown is None else self.core.token_to_id(unknown)

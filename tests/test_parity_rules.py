@@ -1,37 +1,20 @@
-"""Recorded runs of KLASS, DAWN, AdaBlock and d2Cache's ports, reproduced commit by commit (contract 6).
-
-One row of four layers: un-jitted, so that no run compiles a program of its own.
-"""
-
-import functools
-import json
-import pathlib
+"""Recorded runs of KLASS, DAWN, AdaBlock and d2Cache's ports, commit by commit (contract 6): tests/golden/README.md."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from baselines import arrays, assert_as_recorded, model_of, recording
 
-from convert import load_hf
 from polestar_jax import make_decode, methods
-
-BASELINES = pathlib.Path(__file__).parent / "golden" / "baselines"
-
-
-@functools.cache
-def recorded(folder: str):
-    return json.loads((BASELINES / folder / "runs.json").read_text())
-
-
-@functools.cache
-def loaded(name: str):
-    return load_hf(BASELINES / name)
+from polestar_jax.no_cache import NoCache
+from polestar_jax.types import Prompt
 
 
 def klass_of(arguments, name):
-    dream = "steps" in arguments and "block_length" not in arguments
-    steps, length = arguments["steps"], arguments.get("gen_length", arguments.get("max_new_tokens"))
+    length, steps = arguments.get("gen_length", arguments.get("max_new_tokens")), arguments["steps"]
     return methods.klass(
-        "dream" if dream else "release",
+        "release" if "block_length" in arguments else "dream",
         tau_c=arguments["conf_threshold"],
         eps_kl=arguments["kl_threshold"],
         history=arguments["kl_history_length"],
@@ -67,50 +50,86 @@ def port_of(arguments, name):
     block_length = arguments["block_length"]
     if "gamma" in arguments:
         return methods.entropy_bound(release=True, gamma=arguments["gamma"], block_length=block_length)
-    cache = name.split("_")[1 if name.startswith("klass") else 0].replace("nocache", "none")
-    if "kl_threshold" in arguments:
-        return methods.klass(
-            "d2cache",
-            cache=cache,
-            tau_c=arguments["threshold"],
-            eps_kl=arguments["kl_threshold"],
-            history=arguments["kl_history_length"],
-            block_length=block_length,
-        )
-    return methods.fast_dllm(cache=cache, threshold=arguments["threshold"], block_length=block_length)
+    if "kl_threshold" not in arguments:
+        return methods.fast_dllm(cache=name.split("_")[0], threshold=arguments["threshold"], block_length=block_length)
+    return methods.klass(
+        "d2cache",
+        cache="dual" if name.endswith("dual") else "none",
+        tau_c=arguments["threshold"],
+        eps_kl=arguments["kl_threshold"],
+        history=arguments["kl_history_length"],
+        block_length=block_length,
+    )
 
 
-METHOD_OF = {"klass": klass_of, "dawn": dawn_of, "adablock": adablock_of, "d2cache_ports": port_of}
-FOLDERS = [
-    folder + family for family in ("", "_dream") for folder in METHOD_OF if (BASELINES / (folder + family)).exists()
-]
-OTHERS = ("d2", "dllm", "wino", "nocache_one_per_step")  # of other methods' tests
+PORTS = {"nocache_eb_sampler", "prefix_threshold", "dual_threshold", "klass_nocache", "klass_dual"}
+FOLDERS = {
+    "klass": klass_of,
+    "klass_dream": klass_of,
+    "dawn": dawn_of,
+    "dawn_dream": dawn_of,
+    "adablock": adablock_of,
+    "adablock_dream": adablock_of,
+    "d2cache_ports": port_of,
+}
 
 
 def cases():
     for folder in FOLDERS:
-        for run in recorded(folder)["runs"]:
-            # DAWN's position 0 is a fault; the recorded repair is the contract.
-            if not run.endswith("_released") and not any(word in run for word in OTHERS if "d2cache" in folder):
-                yield folder, run
+        for name in recording(folder)["runs"]:
+            # DAWN's overwriting of position 0 is a fault: the recorded repair is what counts.
+            if not name.endswith("_released") and (folder != "d2cache_ports" or name in PORTS):
+                yield folder, name
+
+
+def started(folder: str, name: str):
+    """The decode of a recorded run, its parameters and its state before the first forward."""
+    arguments, (model, params) = recording(folder)["runs"][name]["arguments"], model_of(folder)
+    length = arguments.get("gen_length", arguments.get("max_new_tokens"))
+    decode = make_decode(model, FOLDERS[folder](arguments, name), gen_length=length)
+    prompt = jnp.array([recording(folder)["prompt"]])
+    state = decode.init(jax.random.split(jax.random.key(0), 1), prompt.shape[1])
+    return decode, params, state, Prompt(prompt, jnp.ones(prompt.shape, bool))
 
 
 @pytest.mark.parametrize(("folder", "name"), list(cases()))
 def test_recorded_run(folder, name):
-    files = recorded(folder)
-    run, prompt = files["runs"][name], np.array([files["prompt"]])
-    arguments = run["arguments"]
-    model, params = loaded(files["model"])
-    method = METHOD_OF[folder.removesuffix("_dream")](arguments, name)
-    length = arguments.get("gen_length", arguments.get("max_new_tokens"))
-    decode = make_decode(model, method, gen_length=length)
-    with jax.disable_jit():
-        output, _ = decode(params, decode.init(jax.random.split(jax.random.key(0), 1), prompt.shape[1]), prompt)
-    log = output.log
-    forwards = int(output.forwards[0])
-    committed = [list(np.nonzero(np.asarray(log.token[0, i] >= 0))[0] + prompt.shape[1]) for i in range(forwards)]
-    assert committed == run["committed_per_forward"]
-    np.testing.assert_array_equal(output.tokens[0], run["output"][prompt.shape[1] :])
-    assert forwards == run["forwards"]
-    np.testing.assert_array_equal(log.rows[0, :forwards], run["rows_per_forward"])
+    run = recording(folder)["runs"][name]
+    decode, params, state, prompt = started(folder, name)
+    output = jax.tree.map(np.asarray, decode(params, state, prompt)[0])
+    assert_as_recorded(folder, name, output)
+    np.testing.assert_array_equal(output.log.rows[0, : run["forwards"]], run["rows_per_forward"])
     assert (~output.filled).sum() == run.get("masks_left", 0)
+
+
+@pytest.mark.parametrize("folder", ["dawn", "dawn_dream"])
+def test_recorded_attention(folder):
+    """Who attends to whom and what a slot receives in the first forward: by position, whoever predicts it."""
+    decode, params, state, prompt = started(folder, "B16_repaired")
+    state = decode.start(state, prompt)
+    spec = decode.spec(1, prompt.tokens.shape[1])
+    scope = decode.method.schedule.scope(spec, state.schedule, state.canvas, state.keys)
+    (branch,) = decode.method.cache.branches(spec)
+    done = jax.jit(branch.run)(params, (), state.canvas, scope, jnp.array([True]))
+    block = slice(spec.prompt_length, spec.prompt_length + spec.span)
+    expected = arrays(folder)["B16_repaired/mean_attention_first"][block]
+    # The row before the block is not at a predicted position; it predicts the block's first.
+    np.testing.assert_allclose(done.extra["attention"][0, : spec.span], expected, atol=1e-6)
+    received = arrays(folder)["B16_repaired/mean_attention_column_means"][0]
+    np.testing.assert_allclose(done.planes["attention_received"][0], received, atol=1e-6)
+    confidence = arrays(folder)["B16_repaired/confidence"][0]
+    np.testing.assert_allclose(done.planes["slot_confidence"][0], confidence, atol=1e-5)
+
+
+def test_no_signal_costs_nothing_unasked():
+    """A rule that asks for no attention gets none."""
+    assert "attention" in NoCache().provides
+    model, params = model_of("dawn")
+    decode = make_decode(model, methods.parallel(block_length=16), gen_length=32)
+    prompt = jnp.array([recording("dawn")["prompt"]])
+    state = decode.start(decode.init(jax.random.split(jax.random.key(0), 1), prompt.shape[1]), prompt)
+    spec = decode.spec(1, prompt.shape[1])
+    scope = decode.method.schedule.scope(spec, state.schedule, state.canvas, state.keys)
+    run = decode.method.cache.branches(spec)[0].run
+    done = jax.eval_shape(run, params, (), state.canvas, scope, jnp.array([True]))
+    assert not done.extra and not done.planes

@@ -104,7 +104,7 @@ def run(arguments: argparse.Namespace) -> None:
     length = max(tasks.PROMPT_LENGTH, *map(len, ids))
     prompts = [pad_prompts([each], length) for each in ids]
     settings = {"model": arguments.model, "items": arguments.items, "seed": arguments.seed, "prompt_length": length}
-    runs = [_prepare(choice, model, settings) for choice in choices]
+    runs = [_prepare(choice, model, tokenizer, settings) for choice in choices]
     if arguments.show is not None:
         _show_first(runs, params, ids[0], prompts[0], tokenizer, arguments, notes)
     _decode_all(runs, params, items, prompts, tokenizer, arguments.seed, notes)
@@ -128,14 +128,14 @@ def _encode(items: Sequence["Item"], tokenizer: Any, name: str) -> list[list[int
     return [tokenizer.encode(item.prompt) for item in items]
 
 
-def _prepare(choice: "Choice", model: Any, settings: dict[str, Any]) -> Run:
+def _prepare(choice: "Choice", model: Any, tokenizer: Any, settings: dict[str, Any]) -> Run:
     import jax
 
     from models.embedded import checkpoint, tasks
     from polestar_jax import make_decode
     from polestar_jax.commands.method_arguments import describe_method
 
-    method = choice.build(checkpoint.BLOCK)
+    method = choice.build(checkpoint.BLOCK, tokenizer)
     decode = make_decode(model, method, gen_length=tasks.ANSWER_LENGTH)
     state = decode.init(jax.random.split(jax.random.key(0), 1), prompt_length=settings["prompt_length"])
     return Run(choice, settings | {"gen_length": decode.gen_length} | describe_method(method), decode, state)

@@ -66,8 +66,9 @@ def run(arguments: argparse.Namespace) -> None:
         from polestar_jax.metrics import before_eos, measure
         from polestar_jax.show import make_stage, replay_log
 
-        method = parse_method(arguments.method, arguments.set).build(arguments.block_length)
+        choice = parse_method(arguments.method, arguments.set)
         model, params, tokenizer = load(arguments.model, dtype=arguments.dtype)
+        method = choice.build(arguments.block_length, tokenizer)
     ids = encode_prompt(prompt, arguments, tokenizer, model.config.vocab_size, notes)
     decode = make_decode(model, method, gen_length=arguments.gen_length)
     state = decode.init(jax.random.split(jax.random.key(arguments.seed), 1), prompt_length=len(ids))

@@ -11,11 +11,14 @@ import sys
 import types
 import typing
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from polestar_jax.composition import combine
 from polestar_jax.methods import METHODS
 from polestar_jax.types import Method
+
+if TYPE_CHECKING:
+    from polestar_jax.tokenizer import Tokenizer
 
 SYNTAX = "NAME[:PRESET][:FIELD=VALUE...][+NAME...]"
 
@@ -36,12 +39,16 @@ class MethodChoice:
     settings: dict[str, Any]
     label: str
 
-    def build(self, block_length: int) -> Method:
-        """The method with blocks of `block_length`, if it has blocks."""
+    def build(self, block_length: int, tokenizer: "Tokenizer | None" = None) -> Method:
+        """The method with blocks of `block_length` and delimiters of the tokenizer, if it has such."""
         function = METHODS[self.name]
-        blocks = {"block_length": block_length} if "block_length" in inspect.signature(function).parameters else {}
-        preset = {} if self.preset is None else {"preset": self.preset}
-        return function(**preset, **blocks, **self.settings)
+        defaults: dict[str, Any] = {"block_length": block_length}
+        if self.preset is not None:
+            defaults["preset"] = self.preset
+        elif tokenizer is not None and tokenizer.delimiters:
+            defaults["delimiters"] = tokenizer.delimiters
+        known = inspect.signature(function).parameters
+        return function(**{name: defaults[name] for name in defaults if name in known} | self.settings)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,8 +66,8 @@ class CombinedChoice:
     def label(self) -> str:
         return f"{self.cache_from.label}+{self.rule_from.label}"
 
-    def build(self, block_length: int) -> Method:
-        return combine(self.cache_from.build(block_length), self.rule_from.build(block_length))
+    def build(self, block_length: int, tokenizer: "Tokenizer | None" = None) -> Method:
+        return combine(*(part.build(block_length, tokenizer) for part in (self.cache_from, self.rule_from)))
 
 
 Choice = MethodChoice | CombinedChoice

@@ -1,5 +1,7 @@
 """AdaBlock-dLLM (arXiv 2509.26432): Fast-dLLM with blocks that end where a sentence or a line does."""
 
+from typing import Any
+
 from polestar_jax.adaptive_blocks import AdaptiveBlocks
 from polestar_jax.block_cache import BlockCache, FirstToken
 from polestar_jax.card import Card
@@ -28,38 +30,49 @@ DREAM_NEWLINES = (
 """Tokens that end a line: the delimiters of the authors' public code."""
 
 
+PRESETS: dict[str, dict[str, Any]] = {
+    "llada": {"delimiter_threshold": 0.3, "delimiters": LLADA_NEWLINE},
+    "dream": {"delimiter_threshold": 0.5, "delimiters": DREAM_NEWLINES},
+}
+"""Fields by preset, as in the authors' public code, which the paper agrees with."""
+
+
 def adablock(
+    preset: str = "llada",
     *,
     cache: str = "none",
     threshold: float = 0.9,
-    delimiter_threshold: float = 0.3,
-    delimiters: tuple[int, ...] = LLADA_NEWLINE,
+    delimiter_threshold: float | None = None,
+    delimiters: tuple[int, ...] | None = None,
     first_token: FirstToken = "exact",
     block_length: int = 32,
 ) -> Method:
     """AdaBlock-dLLM.
 
     Args:
+      preset: "llada" or "dream".
       cache: "none", or Fast-dLLM's "dual" or "prefix".
       threshold: of the confidence, as in `parallel`.
-      delimiter_threshold: tau_D; the paper has 0.3 for LLaDA and 0.5 for Dream.
-      delimiters: ids of tokens that end a sentence or a line; the default is LLaDA's newline, `DREAM_NEWLINES` are
-        Dream's, any other model needs its own.
+      delimiter_threshold: tau_D; None is the preset's.
+      delimiters: ids of tokens that end a sentence or a line; None is the preset's, any other model needs its own
+        (`polestar_jax.tokenizer.Tokenizer.delimiters`).
       first_token: as in `fast_dllm`; the authors' code on Dream has "entry".
       block_length: B_0, the length of a block without a delimiter.
 
     Raises:
-      ValueError: if `first_token` is "entry" without a cache.
+      ValueError: naming an unknown preset; or if `first_token` is "entry" without a cache.
     """
     if first_token == "entry" and cache == "none":
         raise ValueError("first_token='entry' is a habit of cached forwards; without a cache leave it 'exact'")
+    if preset not in PRESETS:
+        raise ValueError(f"preset={preset!r} must be one of {', '.join(PRESETS)}")
+    given = {"delimiter_threshold": delimiter_threshold, "delimiters": delimiters}
+    chosen = PRESETS[preset] | {name: value for name, value in given.items() if value is not None}
     rule = Threshold(threshold)
     return Method(
         name="adablock",
         cache=NoCache() if cache == "none" else BlockCache(mode=cache, first_token=first_token),
         rule=FirstTokenAtEntry(rule) if first_token == "entry" else rule,
-        schedule=AdaptiveBlocks(
-            delimiter_threshold=delimiter_threshold, delimiters=delimiters, base_length=block_length
-        ),
+        schedule=AdaptiveBlocks(base_length=block_length, **chosen),
         sampler=Greedy(),
     )
