@@ -117,8 +117,10 @@ def test_recorded_attention(folder):
     np.testing.assert_allclose(done.extra["attention"][0, : spec.span], expected, atol=1e-6)
     received = arrays(folder)["B16_repaired/mean_attention_column_means"][0]
     np.testing.assert_allclose(done.planes["attention_received"][0], received, atol=1e-6)
+    # Dream's sampler takes the softmax of the 50 likeliest tokens: a little more than that of all 200.
+    tolerance = 1e-3 if folder == "dawn_dream" else 1e-5
     confidence = arrays(folder)["B16_repaired/confidence"][0]
-    np.testing.assert_allclose(done.planes["slot_confidence"][0], confidence, atol=1e-5)
+    np.testing.assert_allclose(done.planes["slot_confidence"][0], confidence, atol=tolerance)
 
 
 def test_no_signal_costs_nothing_unasked():

@@ -10,12 +10,13 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from methods_table import FAMILIES
+from methods_table import FAMILIES, lively_params, pad, prompts_of
 from oracles import selection
 
 from polestar_jax import Reason, make_decode, methods
 from polestar_jax.adaptive_blocks import AdaptiveBlocks
 from polestar_jax.commit import EntropyBound
+from polestar_jax.composition import combine
 from polestar_jax.dependency import Dependency, independent_set
 from polestar_jax.prompts import new_canvas
 from polestar_jax.schedule import SemiAutoregressive
@@ -349,6 +350,38 @@ def test_adaptive_blocks_follow_one_another():
     np.testing.assert_array_equal(scope.start, [P + 2, P])  # what is there already is no part of the next block
     np.testing.assert_array_equal(scope.stop, [P + 6, P + 4])
     np.testing.assert_array_equal(scope.entering, [True, False])
+
+
+# Under other caches.
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_dawn_over_polestar_that_refreshes_everything_is_dawn_without_a_cache(family):
+    """All its forwards see the attention of the block's rows. Sinks, judged by fewer rows, are switched off."""
+    model = FAMILIES[family]
+    numbers = {"tau_high": 0.8, "tau_induce": 0.4, "tau_sink": 2.0, "tau_edge": 0.1, "tau_low": 0.3}
+    graph = methods.dawn(block_length=4, **numbers)
+    fresh = methods.polestar(
+        block_length=4,
+        update_threshold=-1,
+        selected=8,
+        selected_last=8,
+        prefix_blocks=99,
+        suffix_blocks=99,
+        format="none",
+        capacities=(1.0,),
+        drift_gate=False,
+        suffix_commit=False,
+    )
+    prompt = pad(prompts_of(model.config, (3, 7), 0), 7)
+    outputs = []
+    for method in (graph, combine(fresh, graph)):
+        decode = make_decode(model, method, gen_length=12)
+        state = decode.init(jax.random.split(jax.random.key(0), 2), 7)
+        outputs.append(decode(lively_params(model, 1), state, prompt)[0])
+    np.testing.assert_array_equal(outputs[0].log.token, outputs[1].log.token)
+    np.testing.assert_array_equal(outputs[0].log.reason, outputs[1].log.reason)
+    assert (np.asarray(outputs[0].log.reason) == Reason.DEPENDENCY).any()
 
 
 # What is refused.
