@@ -114,9 +114,9 @@ def test_recorded_attention(folder):
     block = slice(spec.prompt_length, spec.prompt_length + spec.span)
     expected = arrays(folder)["B16_repaired/mean_attention_first"][block]
     # The row before the block is not at a predicted position; it predicts the block's first.
-    np.testing.assert_allclose(done.extra["attention"][0, : spec.span], expected, atol=1e-6)
+    np.testing.assert_allclose(done.extra["attention"][0, : spec.span], expected, atol=1e-5)
     received = arrays(folder)["B16_repaired/mean_attention_column_means"][0]
-    np.testing.assert_allclose(done.planes["attention_received"][0], received, atol=1e-6)
+    np.testing.assert_allclose(done.planes["attention_received"][0], received, atol=1e-5)
     # Dream's sampler takes the softmax of the 50 likeliest tokens: a little more than that of all 200.
     tolerance = 1e-3 if folder == "dawn_dream" else 1e-5
     confidence = arrays(folder)["B16_repaired/confidence"][0]
