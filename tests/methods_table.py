@@ -96,6 +96,7 @@ METHODS = {
     "d2cache": functools.partial(
         methods.d2cache, threshold=0.6, current_k=3, rollout_p=0.2, sigma=4, inflate_w=2, capacity=10
     ),
+    "entropy_cache": functools.partial(methods.entropy_cache, threshold=0.6, max_entropy=1.0, recent=3),
     "polestar": functools.partial(methods.polestar, update_threshold=1, **_GATE),
     "polestar_release": functools.partial(methods.polestar, "release", **_GATE),
     "dllm_cache": functools.partial(methods.dllm_cache, **_INTERVALS, threshold=0.6),
@@ -134,6 +135,7 @@ ONE_PER_FORWARD = {
     "adablock_dual": {"threshold": 2.0},
     "entropy_bound": {"gamma": -1.0},
     "d2cache": {"threshold": 2.0},
+    "entropy_cache": {"threshold": 2.0},
     "polestar": {"tau": float("inf"), "suffix_tau": 2.0},
     "polestar_release": {"tau": float("inf"), "suffix_tau": 2.0},
     "dllm_cache": {"threshold": 2.0},
@@ -192,6 +194,7 @@ OTHER_NUMBERS = {
         "sigma": 2,
         "inflate_w": 3,
     },
+    "entropy_cache": {"threshold": 0.4, "max_entropy": 2.0},
     "polestar": _OTHER_GATE,
     "polestar_release": _OTHER_GATE,
     "dllm_cache": {"prompt_interval": 4, "response_interval": 2, "threshold": 0.4},

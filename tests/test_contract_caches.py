@@ -53,6 +53,10 @@ def uncached(make):
 
 
 TWINS = {
+    "entropy_cache": (
+        lambda size: methods.entropy_cache(block_length=size, max_entropy=-float("inf"), **THRESHOLD),
+        parallel,
+    ),
     "d2cache": (lambda size: methods.d2cache(block_length=size, **ALL, **THRESHOLD), parallel),
     "dllm_cache-intervals": (lambda size: methods.dllm_cache(block_length=size, **EVERY, **THRESHOLD), parallel),
     "dllm_cache-every_row": (
