@@ -118,13 +118,20 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def _rename(aside: Path, target: Path) -> None:
+    for path in (*aside.rglob("*"), aside):
+        _flush(path)
     replaced = target.with_name(target.name + _REPLACED)
     if target.is_dir() and any(target.iterdir()):
         os.rename(target, replaced)
     os.rename(aside, target)  # onto nothing, or onto an empty folder
-    handle = os.open(target.parent, os.O_RDONLY)
+    _flush(target.parent)
+    shutil.rmtree(replaced, ignore_errors=True)
+
+
+def _flush(path: Path) -> None:
+    """Waits until a file or a folder's list of names is on disk."""
+    handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:
         os.close(handle)
-    shutil.rmtree(replaced, ignore_errors=True)

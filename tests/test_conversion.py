@@ -554,6 +554,19 @@ def test_command_refuses(source: Path, target: Path, capsys):
     assert "--resume" in capsys.readouterr().out
 
 
+def test_interrupted_command(source: Path, target: Path, capsys, monkeypatch):
+    def interrupt(*arguments):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(orbax, "_pieces", interrupt)
+        assert main(["convert", str(source), str(target)]) == 130
+    message = " ".join(capsys.readouterr().err.split())
+    assert "is kept: go on with --resume" in message and "interrupted" in message
+    assert aside_of(target).is_dir() and not target.exists()
+    assert main(["convert", str(source), str(target), "--resume"]) == 0
+
+
 @pytest.mark.slow
 def test_benchmark_on_a_small_scale():
     root = EMBEDDED.parents[1]

@@ -17,6 +17,8 @@ from safetensors.numpy import load_file, save_file
 
 from convert import load_hf
 from convert.names import LLADA, LLAMA, flatten
+from models import dream, llada
+from models.published import DREAM_7B, LLADA_8B
 
 EMBEDDING, HEAD = "model.transformer.wte.weight", "model.transformer.ff_out.weight"
 QUERY, GATE = "model.transformer.blocks.1.q_proj.weight", "model.transformer.blocks.0.ff_proj.weight"
@@ -333,6 +335,49 @@ def test_config_that_cannot_be_read(folder: Path, change: dict, words: list[str]
     message = refusal(folder)
     assert str(folder / "config.json") in message
     assert all(word in message for word in words)
+
+
+PUBLISHED = {
+    LLADA_8B: (
+        llada,
+        {
+            "activation_type": "silu", "alibi": False, "alibi_bias_max": 8.0, "architectures": ["LLaDAModelLM"],
+            "attention_dropout": 0.0, "attention_layer_norm": False, "attention_layer_norm_with_affine": True,
+            "auto_map": {"AutoConfig": "configuration_llada.LLaDAConfig"}, "bias_for_layer_norm": False,
+            "block_group_size": 1, "block_type": "llama", "d_model": 4096, "embedding_dropout": 0.0,
+            "embedding_size": 126464, "eos_token_id": 126081, "flash_attention": False, "include_bias": False,
+            "include_qkv_bias": False, "init_cutoff_factor": None, "init_device": "meta", "init_fn": "mitchell",
+            "init_std": 0.02, "input_emb_norm": False, "layer_norm_type": "rms", "layer_norm_with_affine": True,
+            "mask_token_id": 126336, "max_sequence_length": 4096, "mlp_hidden_size": 12288, "mlp_ratio": 4,
+            "model_type": "llada", "multi_query_attention": None, "n_heads": 32, "n_kv_heads": 32, "n_layers": 32,
+            "pad_token_id": 126081, "precision": "amp_bf16", "residual_dropout": 0.0, "rms_norm_eps": 1e-05,
+            "rope": True, "rope_full_precision": True, "rope_theta": 500000.0, "scale_logits": False,
+            "transformers_version": "4.46.3", "use_cache": False, "vocab_size": 126464, "weight_tying": False,
+        },
+    ),
+    DREAM_7B: (
+        dream,
+        {
+            "_name_or_path": "Dream-org/Dream-v0-Instruct-7B", "architectures": ["DreamModel"],
+            "attention_dropout": 0.0, "attn_implementation": "flash_attention_2",
+            "auto_map": {"AutoConfig": "configuration_dream.DreamConfig"}, "bos_token_id": 151643,
+            "eos_token_id": 151643, "hidden_act": "silu", "hidden_size": 3584, "initializer_range": 0.02,
+            "intermediate_size": 18944, "mask_token_id": 151666, "max_position_embeddings": 131072,
+            "max_window_layers": 28, "model_type": "Dream", "num_attention_heads": 28, "num_hidden_layers": 28,
+            "num_key_value_heads": 4, "pad_token_id": 151643, "rms_norm_eps": 1e-06, "rope_scaling": None,
+            "rope_theta": 1000000.0, "sliding_window": None, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
+            "transformers_version": "4.46.2", "use_cache": True, "use_mrope": False, "use_sliding_window": False,
+            "vocab_size": 152064,
+        },
+    ),
+}  # fmt: skip
+"""What public copies of the published folders say, beside the config that it must be read as."""
+
+
+@pytest.mark.parametrize("config", PUBLISHED, ids=lambda config: config.family)
+def test_published_configs(config):
+    family, fields = PUBLISHED[config]
+    assert family.read_config(fields, "bfloat16") == config
 
 
 def test_config_of_another_family(folder: Path):
