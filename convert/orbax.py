@@ -6,6 +6,7 @@ conversion goes on behind its last whole piece. Keys of layers are strings on di
 Orbax is imported where it is used: who loads a Hugging Face folder does not wait for it.
 """
 
+import concurrent.futures
 import contextlib
 import dataclasses
 import json
@@ -145,12 +146,12 @@ def write_params(folder: Path, source: Source, progress: Progress) -> None:
         saved = saved_paths(target)
         for path in saved:
             progress(path, source.size(path))
-        for piece in _pieces(source, [path for path in source.leaves if path not in saved]):
+        for piece in _ahead(_pieces(source, [path for path in source.leaves if path not in saved])):
             with _understood(folder), _writing():
                 ocp.partial.save(_place(target), _nest(piece))
             for path in piece:
                 progress(path, source.size(path))
-            piece.clear()  # before the next one is read
+            piece.clear()  # else it would stay while the next one is written
         merging.touch()
         with _understood(folder), _writing():
             ocp.partial.finalize(_place(target))
@@ -185,6 +186,15 @@ def _pieces(source: Source, paths: Iterable[str]) -> Iterator[dict[str, np.ndarr
         del values
     if piece:
         yield piece
+
+
+def _ahead(pieces: Iterator[dict[str, np.ndarray]]) -> Iterator[dict[str, np.ndarray]]:
+    """The pieces, each read while the one before is written."""
+    with concurrent.futures.ThreadPoolExecutor(1) as reader:
+        following = reader.submit(next, pieces, None)
+        while (piece := following.result()) is not None:
+            following = reader.submit(next, pieces, None)
+            yield piece
 
 
 def _nest(leaves: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,15 +4,19 @@ Headers are read and checked first; weights later, one tensor at a time and with
 the peak stays near the largest tensor.
 """
 
-import contextlib
 import dataclasses
+import itertools
 import json
+import struct
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 from safetensors import SafetensorError, safe_open
+
+_DTYPES = {"F32": np.dtype(np.float32), "F16": np.dtype(np.float16), "BF16": np.dtype(ml_dtypes.bfloat16)}
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -20,12 +24,23 @@ INDEX = "model.safetensors.index.json"
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """Where a tensor lies and what its header says: shape, and dtype in the format's own words (`"BF16"`)."""
+    """Where a tensor lies and what its header says.
+
+    Attributes:
+      name: of the tensor.
+      file: that holds it.
+      shape: of the tensor.
+      dtype: in the format's own words (`"BF16"`).
+      start: its first byte in the file.
+      size: its bytes.
+    """
 
     name: str
     file: Path
     shape: tuple[int, ...]
     dtype: str
+    start: int
+    size: int
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -84,17 +99,21 @@ def scan(folder: Path) -> tuple[dict[str, Entry], list[str]]:
 
 
 def read(entries: Iterable[Entry]) -> Iterator[tuple[Entry, np.ndarray]]:
-    """Yields each entry with its values, opening every file once.
+    """Yields each entry with its values, opening every file once. All have float dtypes of 16 or 32 bits.
 
     Raises:
       ValueError: naming a file that became unreadable since its header was read.
     """
-    ordered = sorted(entries, key=lambda entry: entry.file)
-    for file in dict.fromkeys(entry.file for entry in ordered):
-        with _opened(file) as tensors:
-            for entry in ordered:
-                if entry.file == file:
-                    yield entry, tensors.get_tensor(entry.name)
+    ordered = sorted(entries, key=lambda entry: (entry.file, entry.start))
+    for file, group in itertools.groupby(ordered, key=lambda entry: entry.file):
+        with file.open("rb") as stream:
+            for entry in group:
+                stream.seek(entry.start)
+                values = np.fromfile(stream, np.uint8, entry.size)
+                if values.size != entry.size:
+                    raise ValueError(f"{file} is truncated or corrupt (it ends inside {entry.name}): download it again")
+                yield entry, values.view(_DTYPES[entry.dtype]).reshape(entry.shape)
+                del values  # else it would stay while the next one is read
 
 
 def _is_file_name(file: Any) -> bool:
@@ -108,10 +127,7 @@ def _headers(files: Iterable[Path]) -> list[Entry]:
             missing.append(f"{file} is missing")
             continue
         try:
-            with _opened(file) as tensors:
-                for name in tensors.keys():  # noqa: SIM118 (not a mapping)
-                    header = tensors.get_slice(name)
-                    entries.append(Entry(name, file, tuple(header.get_shape()), header.get_dtype()))
+            entries += _read_header(file)
         except ValueError as error:
             corrupt.append(str(error))
     if missing or corrupt:
@@ -120,10 +136,18 @@ def _headers(files: Iterable[Path]) -> list[Entry]:
     return entries
 
 
-@contextlib.contextmanager
-def _opened(file: Path) -> Iterator[Any]:
+def _read_header(file: Path) -> list[Entry]:
     try:
-        with safe_open(file, "np", backend="pread") as tensors:
-            yield tensors
+        with safe_open(file, "np", backend="pread"):
+            pass  # which checks the header, and the length of the file against it
     except SafetensorError as error:
         raise ValueError(f"{file} is truncated or corrupt ({error})") from error
+    with file.open("rb") as stream:
+        (length,) = struct.unpack("<Q", stream.read(8))
+        header = json.loads(stream.read(length))
+    header.pop("__metadata__", None)
+    entries = []
+    for name, fields in header.items():
+        start, end = fields["data_offsets"]
+        entries.append(Entry(name, file, tuple(fields["shape"]), fields["dtype"], 8 + length + start, end - start))
+    return entries
