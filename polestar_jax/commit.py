@@ -1,5 +1,7 @@
 """Commit rules: which predictions become tokens."""
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 
@@ -35,6 +37,12 @@ def rank(score: jax.Array, eligible: jax.Array) -> jax.Array:
     """int32 `[B, R]`: place of each row by descending score, 0 first, earlier rows first among equals."""
     order = jnp.argsort(jnp.where(eligible, -score, jnp.inf), axis=1, stable=True)
     return jnp.argsort(order, axis=1, stable=True).astype(jnp.int32)
+
+
+def drawn(spec: Spec, scope: Scope, prediction: Prediction, draw: Callable[..., jax.Array]) -> jax.Array:
+    """float32 `[B, R]`: a number for each predicted position, `draw`n (as in `jax.random`) with this forward's keys."""
+    plane = jax.vmap(lambda key: draw(key, (spec.gen_length,)))(scope.keys)
+    return take_rows(plane, prediction.slot - spec.prompt_length)
 
 
 def commit_rows(prediction: Prediction, reason: jax.Array, length: int) -> Commits:
@@ -244,8 +252,7 @@ class Quota(Rule):
         eligible = candidate_rows(scope, prediction)
         score = prediction.confidence
         if self.remasking == "random":
-            draw = jax.vmap(lambda key: jax.random.uniform(key, (spec.gen_length,)))(scope.keys)
-            score = take_rows(draw, prediction.slot - spec.prompt_length)
+            score = drawn(spec, scope, prediction, jax.random.uniform)
         chosen = eligible & (rank(score, eligible) < quota[:, None])
         return at_entry, commit_rows(prediction, reasons(forced=chosen), spec.length)
 

@@ -47,6 +47,9 @@ class Greedy:
     def problems(self, spec: Spec) -> list[str]:
         return []
 
+    def adjust(self, spec: Spec, logits: jax.Array) -> jax.Array:
+        return logits
+
     def sample(self, spec: Spec, logits: jax.Array, slot: jax.Array, keys: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Token int32 `[B, R]` and its float32 softmax probability, [MASK] counted in the denominator."""
         return choose(spec, logits, logits, self.allow_mask)
@@ -65,12 +68,18 @@ class Gumbel:
     def problems(self, spec: Spec) -> list[str]:
         return [] if self.temperature >= 0 else [f"temperature={self.temperature} must be at least 0"]
 
+    def adjust(self, spec: Spec, logits: jax.Array) -> jax.Array:
+        return logits
+
     def sample(self, spec: Spec, logits: jax.Array, slot: jax.Array, keys: jax.Array) -> tuple[jax.Array, jax.Array]:
         """As `Greedy.sample`; noise is drawn from the row's key and the generated position: no neighbour changes it."""
-        position = slot - spec.prompt_length
-        fold = jax.vmap(jax.vmap(jax.random.fold_in, (None, 0)))
-        noise = jax.vmap(jax.vmap(lambda key: jax.random.gumbel(key, logits.shape[-1:])))(fold(keys, position))
-        return choose(spec, logits, logits + self.temperature * noise, False)
+        return choose(spec, logits, logits + self.temperature * gumbel_noise(spec, logits, slot, keys), False)
+
+
+def gumbel_noise(spec: Spec, logits: jax.Array, slot: jax.Array, keys: jax.Array) -> jax.Array:
+    """float32 `[B, R, V]` for the logits of the predicted slots `[B, R]`, from this forward's keys `[B]`."""
+    fold = jax.vmap(jax.vmap(jax.random.fold_in, (None, 0)))(keys, slot - spec.prompt_length)
+    return jax.vmap(jax.vmap(lambda key: jax.random.gumbel(key, logits.shape[-1:])))(fold)
 
 
 def choose(spec: Spec, clean: jax.Array, noisy: jax.Array, allow_mask: bool) -> tuple[jax.Array, jax.Array]:
@@ -123,6 +132,7 @@ def predict(spec: Spec, sampler: Sampler, guidance, params, done: Pass, keys: ja
     slot, valid, extra, planes = jax.tree.map(lambda leaf: leaf[: spec.batch], given)
     slot = slot + spec.model.shift
     valid = valid & (slot < spec.length)
+    logits = sampler.adjust(spec, logits)
     token, confidence = sampler.sample(spec, logits, slot, keys)
     computed = {name: SIGNALS[name](logits, token) for name in sorted(spec.needs & SIGNALS.keys())}
     return Prediction(slot, valid, token, confidence, extra | computed, planes)

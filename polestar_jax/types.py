@@ -318,6 +318,10 @@ class Sampler(Protocol):
     """How a token is drawn from logits."""
 
     def problems(self, spec: Spec) -> list[str]: ...
+    def adjust(self, spec: Spec, logits: jax.Array) -> jax.Array:
+        """The logits float32 `[B, R, V]` that tokens, confidences and signals come from."""
+        ...
+
     def sample(
         self, spec: Spec, logits: jax.Array, slot: jax.Array, keys: jax.Array
     ) -> tuple[jax.Array, jax.Array]: ...

@@ -11,23 +11,22 @@ from polestar_jax.types import NOTHING
 MODELS = ("dream_gqa", "dream_long")
 
 
-def method_of(name: str, arguments: dict, gen_length: int):
+def method_of(name: str, arguments: dict):
     """Our method for a recorded run, from the arguments of the original function."""
-    kind = name.split("_")[0]
+    kind, threshold, block_length = name.split("_")[0], arguments.get("threshold"), arguments.get("block_length")
+    if kind == "plain":
+        confident = {} if threshold is None else {"threshold": threshold}
+        return methods.dream(alg=arguments["alg"], steps=arguments["steps"], **confident)
     if kind in ("prefix", "dual"):
-        return methods.fast_dllm(
-            cache=kind,
-            first_token="entry",
-            threshold=arguments["threshold"],
-            block_length=arguments["block_length"],
-        )
+        rule = {"steps": arguments["steps"]} if threshold is None else {"threshold": threshold}
+        return methods.fast_dllm(cache=kind, first_token="entry", block_length=block_length, **rule)
     assert name.startswith("later_blockwise_nocache")
-    return methods.parallel(threshold=arguments["threshold"], block_length=arguments["block_length"])
+    return methods.parallel(threshold=threshold, block_length=block_length)
 
 
 def cases():
     for name in MODELS:
-        yield from ((name, run) for run in load_golden(name)[2]["runs"] if "plain" not in run and "entropy" not in run)
+        yield from ((name, run) for run in load_golden(name)[2]["runs"])
 
 
 @pytest.mark.parametrize(("model_name", "run_name"), list(cases()))
@@ -35,7 +34,7 @@ def test_recorded_run(model_name, run_name):
     model, params, recorded = load_golden(model_name)
     run, prompt = recorded["runs"][run_name], np.array([recorded["prompt"]])
     gen_length = run["arguments"]["max_new_tokens"]
-    decode = make_decode(model, method_of(run_name, run["arguments"], gen_length), gen_length=gen_length)
+    decode = make_decode(model, method_of(run_name, run["arguments"]), gen_length=gen_length)
     output, _ = decode(params, decode.init(jax.random.split(jax.random.key(0), 1), prompt.shape[1]), prompt)
     np.testing.assert_array_equal(output.tokens[0], run["output"][prompt.shape[1] :])
     forwards = int(output.forwards[0])

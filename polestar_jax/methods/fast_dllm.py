@@ -5,6 +5,7 @@ from polestar_jax.card import Card
 from polestar_jax.commit import FirstTokenAtEntry, Quota, confidence_rule
 from polestar_jax.head import Greedy
 from polestar_jax.schedule import SemiAutoregressive
+from polestar_jax.timesteps import Timesteps
 from polestar_jax.types import Method
 
 CARD = Card(
@@ -38,16 +39,18 @@ def fast_dllm(
       steps: LLaDA's fixed schedule with this many forwards instead.
       guidance: scale of classifier-free guidance, or None.
       first_token: of models with shifted logits only: "entry" is the original's habit on Dream, to commit a block's
-        first position, and nothing else, at the block's entry.
+        first position, and nothing else, at the block's entry; `steps` is then Dream's schedule, by entropy.
       block_length: S.
     """
     if steps is not None and (threshold is not None or factor is not None):
         raise ValueError(f"steps={steps} excludes threshold and factor; give one")
     rule = confidence_rule(threshold, factor) if steps is None else Quota(steps=steps)
+    if first_token == "entry":
+        rule = FirstTokenAtEntry(rule if steps is None else Timesteps(steps=steps, order="entropy"))
     return Method(
         name="fast_dllm",
         cache=BlockCache(mode=cache, first_token=first_token),
-        rule=FirstTokenAtEntry(rule) if first_token == "entry" else rule,
+        rule=rule,
         schedule=SemiAutoregressive(block_length=block_length),
         sampler=Greedy(),
         guidance=guidance,
