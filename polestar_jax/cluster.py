@@ -75,12 +75,14 @@ def region_clusters(
 def sample_draws(key: jax.Array, region: Int[Array, " W"], clusters: int, iterations: int) -> Draws:
     """Draws for `spherical_kmeans`: start rows without replacement, replacements uniformly.
 
-    They depend on `key` and on how many rows each region has, not on where in the window these lie.
+    They depend on `key` and on how many rows each region has, not on where in the window these lie nor on its width.
     """
     start_key, redraw_key = jax.random.split(key)
     size = jnp.stack([jnp.sum(region == PREFIX), jnp.sum(region == SUFFIX)])[:, None]
     slots = max(region.shape[0], clusters)
-    lottery = jnp.where(jnp.arange(slots)[None, :] < size, jax.random.uniform(start_key, (2, slots)), jnp.inf)
+    fold = jax.vmap(jax.vmap(jax.random.fold_in, (None, 0)), (0, None))
+    tickets = fold(jax.random.split(start_key, 2), jnp.arange(slots, dtype=jnp.int32))
+    lottery = jnp.where(jnp.arange(slots)[None, :] < size, jax.vmap(jax.vmap(jax.random.uniform))(tickets), jnp.inf)
     start = jnp.argsort(lottery, axis=1)[:, :clusters]
     start = jnp.where(jnp.arange(clusters)[None, :] < size, start, -1)
     redraw = jax.random.randint(redraw_key, (2, iterations, clusters), 0, jnp.maximum(size, 1)[..., None])

@@ -39,7 +39,8 @@ class Greedy:
     """The most likely token, [MASK] excluded as in eq. 1.
 
     Attributes:
-      allow_mask: let [MASK] win, as the authors' release does (a forced position may then stay masked for ever).
+      allow_mask: let [MASK] win, as the authors' release does. A position where it does stays masked, so that forwards
+        may commit nothing and a decode may end with positions that are not `filled`.
     """
 
     allow_mask: bool = static(default=False)

@@ -133,7 +133,8 @@ def step(spec: Spec, method: Method, params, state: DecodeState) -> tuple[Decode
     own = mine[:, None]
     generated = iota(spec.length) >= spec.prompt_length
     revoke = commits.revoke & own & ~state.canvas.masked & generated
-    write = commits.write & own & (state.canvas.masked | revoke)
+    # A [MASK] that a sampler lets win is no token: the position stays masked, as in the authors' release.
+    write = commits.write & own & (state.canvas.masked | revoke) & (commits.tokens != spec.model.config.mask_id)
     commits = dataclasses.replace(commits, write=write, revoke=revoke, stop=commits.stop & mine)
     canvas = _apply(state.canvas, commits, spec.model.config.mask_id)
     several = _doubled if method.guidance is not None else lambda tree: tree

@@ -151,6 +151,7 @@ def test_sampled_draws():
         assert len(share) == size
         np.testing.assert_allclose(share, 1 / size, atol=0.02)
     assert_same(sample(keys, region[::-1]), drawn)
+    assert_same(sample(keys, jnp.pad(region, (5, 4), constant_values=-1)), drawn)
 
 
 @given(windows, windows, regions, hnp.arrays(bool, (W,)))
