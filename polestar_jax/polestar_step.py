@@ -123,11 +123,16 @@ def refresh(
 def _with_suffix(
     policy: PolestarCache, spec: Spec, done: Pass, packet: jax.Array, window: RowSet, selected: jax.Array, scope: Scope
 ) -> Pass:
-    """Adds the suffix rows of the last packet to the rows that predict (section 4.2, suffix block commit)."""
-    prefix = policy.window(spec)[0]
+    """Adds the suffix rows of the last packet to the rows that predict (section 4.2, suffix block commit).
+
+    With shifted logits the block's last row predicts the first suffix position, and the window's last one a position
+    beyond the window, which nobody commits.
+    """
+    prefix, suffix = policy.window(spec)
     join = lambda a, b: jnp.concatenate([a, b], axis=1)
     slot = join(done.slot, window.slot[:, prefix:])
-    extra = {"suffix": slot + spec.model.shift >= scope.stop[:, None]}
+    ahead = slot + spec.model.shift - scope.stop[:, None]
+    extra = {"suffix": (ahead >= 0) & (ahead < suffix)}
     if "drift" in done.extra:
         unmeasured = jnp.full(slot[:, done.slot.shape[1] :].shape, jnp.nan, jnp.float32)
         extra["drift"] = join(done.extra["drift"], unmeasured)

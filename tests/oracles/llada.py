@@ -1,4 +1,4 @@
-"""A Llama-like block in plain NumPy, float64, one row of the batch: what a decode by hand needs of LLaDA.
+"""A Llama-like block in plain NumPy, float64, one row of the batch: what a decode by hand needs of LLaDA or Dream.
 
 Keys are kept without rotary position and rotated where they are attended to, the other way round than the library.
 """
@@ -13,7 +13,7 @@ def softmax(scores):
 
 
 class Weights:
-    """The parameters of a LLaDA in float64, and its equations."""
+    """The parameters of a LLaDA or a Dream in float64, and its equations."""
 
     def __init__(self, params, config):
         wide = lambda tree: {k: wide(v) for k, v in tree.items()} if isinstance(tree, dict) else np.asarray(tree, float)
@@ -30,7 +30,8 @@ class Weights:
         """Queries `[R, H, A]`, keys and values `[R, Hkv, A]`, none of them rotated."""
         part = self.tree["layers"][layer]
         x = self.norm(hidden, part["attention_norm"]["weight"])
-        split = lambda name: (x @ part[name]["weight"].T).reshape(len(x), -1, self.head_size)
+        linear = lambda name: x @ part[name]["weight"].T + (part[name]["bias"] if self.config.bias else 0)
+        split = lambda name: linear(name).reshape(len(x), -1, self.head_size)
         return split("query"), split("key"), split("value")
 
     def rotate(self, x, positions):

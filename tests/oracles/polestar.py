@@ -1,7 +1,8 @@
 """Polestar for one prompt in plain NumPy, float64: Algorithm 1 as design.md section 5 reads it (the `paper` preset).
 
-Loops over layers and rows, every cache a plain array that is assigned to. Beside the trace it keeps how close every
-decision was, so that a comparison with float32 can ask for margins.
+Loops over layers and rows, every cache a plain array that is assigned to. Where a row's logits predict the next
+position (`config.shift` 1), the row before the block is one of the block's rows: they are the ones that predict it.
+Beside the trace it keeps how close every decision was, so that a comparison with float32 can ask for margins.
 """
 
 import dataclasses
@@ -82,6 +83,7 @@ class Decode:
         size = self.set.block_length
         for index, start in enumerate(range(self.prompt_length, self.length, size)):
             self.block = np.arange(start, start + size)
+            self.rows = np.arange(start - self.config.shift, start + size)
             if self.masked[self.block].any():  # else: skipped without a forward, but counted
                 self.decode_block(index)
         return self
@@ -98,14 +100,14 @@ class Decode:
     # Lines 4 to 13: block entry.
 
     def enter(self, full):
-        start, stop, size = self.block[0], self.block[-1] + 1, self.set.block_length
+        stop, size = self.block[-1] + 1, self.set.block_length
         reach = self.set.prefix_blocks * size, self.set.suffix_blocks * size
-        self.window, self.region = rules.window(start, stop, self.length, 0, *reach)
-        rows = np.arange(self.length) if full else np.sort(np.concatenate([self.window, self.block]))
+        self.window, self.region = rules.window(self.rows[0], stop, self.length, 0, *reach)
+        rows = np.arange(self.length) if full else np.sort(np.concatenate([self.window, self.rows]))
         inputs, block_attention, output = self.forward(rows)
         self.row_token = self.tokens[self.window].copy()
         self.labels, self.anchors, self.centroids, self.counts, self.stored, self.reference = [], [], [], [], [], []
-        at_window, at_block = np.searchsorted(rows, self.window), np.searchsorted(rows, self.block)
+        at_window, at_block = np.searchsorted(rows, self.window), np.searchsorted(rows, self.rows)
         for layer in range(self.config.layers):
             hidden = inputs[layer][at_window]
             labels, centroids, counts = kmeans.kmeans(hidden, self.region, self.set.clusters, self.set.iterations)
@@ -151,9 +153,9 @@ class Decode:
     # Lines 14 to 41: inside the block.
 
     def inside(self, refresh):
-        hidden, selected = self.model.embed(self.tokens[self.block]), []
+        hidden, selected = self.model.embed(self.tokens[self.rows]), []
         computed = np.zeros(self.length, int)
-        computed[self.block] = self.config.layers
+        computed[self.rows] = self.config.layers
         # Layer 0's packet: window positions whose token is not the one their row was made of.
         packet = {}
         if refresh:
@@ -163,17 +165,19 @@ class Decode:
         for layer in range(self.config.layers):
             if refresh:
                 rows = self.patch(layer, packet)
-            query, self.keys[layer, self.block], self.values[layer, self.block] = self.model.project(layer, hidden)
-            attention, hidden = self.attend(layer, query, self.block, hidden)
+            query, self.keys[layer, self.rows], self.values[layer, self.rows] = self.model.project(layer, hidden)
+            attention, hidden = self.attend(layer, query, self.rows, hidden)
             if refresh:
                 selected = self.select(layer)
                 for i in packet:
                     self.stored[layer][i] = self.code(layer, i, rows[i])
                 packet = self.packet(layer, selected, rows)
                 computed[self.window[selected]] += 1
-        drift = {slot: rules.drift(attention[:, r], self.attention[:, r]) for r, slot in enumerate(self.block)}
+        # A position's drift is that of the row that predicts it.
+        drifts = [rules.drift(attention[:, r], self.attention[:, r]) for r in range(len(self.rows))]
+        drift = dict(zip(self.rows + self.config.shift, drifts, strict=True))
         self.attention = attention
-        return self.commit("refresh" if refresh else "step", hidden, drift, computed, packet)
+        return self.commit("refresh" if refresh else "step", hidden, drift, computed, packet if refresh else None)
 
     def patch(self, layer, packet):
         """The window's rows at this layer, those of the packet below replaced: keys, values and centroids follow."""
@@ -215,27 +219,31 @@ class Decode:
 
     def commit(self, kind, hidden, drift, computed, packet=None):
         """Commits from the block's last-layer outputs and the last packet; counts what the update schedule counts."""
-        token, confidence = self.predict(hidden)
+        size, shift = len(self.block), self.config.shift
+        token, confidence = self.predict(hidden[:size])
         eligible = self.masked[self.block]
         deltas = [rules.delta(drift[s], self.past[s], self.set.history) if drift else 0.0 for s in self.block]
         entering = not drift
         reason = rules.polestar(
             confidence, eligible, deltas, self.set.tau, self.set.alpha, entering, self.set.drift_gate
         )
-        for slot in drift:
+        for slot in self.block if drift else []:
             self.past[slot].append(drift[slot])
         self.note_margins(confidence, eligible, deltas, entering)
         picked = [(s, t, r) for s, t, r in zip(self.block, token, reason, strict=True) if r]
         counted = sum(t != self.config.eos_id for _, t, _ in picked)
-        places = [i for i in packet or {} if self.region[i] == 1]
-        if self.set.suffix_commit and places:
-            token, confidence = self.predict(np.array([packet[i] for i in places]))
-            eligible = self.masked[self.window[places]]
+        # The suffix window's positions: from the packet's rows, the first one from the block's last row if shifted.
+        ahead = {} if packet is None else dict(zip([self.block[-1] + 1], hidden[size:], strict=False))
+        ahead |= {self.window[i] + shift: row for i, row in (packet or {}).items() if self.region[i] == 1}
+        ahead = {slot: row for slot, row in ahead.items() if slot in self.window}
+        if self.set.suffix_commit and ahead:
+            token, confidence = self.predict(np.array([*ahead.values()]))
+            eligible = self.masked[[*ahead]]
             reason = rules.suffix(confidence, eligible, self.set.suffix_tau)
             for c, ok in zip(confidence, eligible, strict=True):
                 if ok:
                     self.margin("suffix", c - self.set.suffix_tau)
-            picked += [(self.window[i], t, r) for i, t, r in zip(places, token, reason, strict=True) if r]
+            picked += [(slot, t, r) for slot, t, r in zip(ahead, token, reason, strict=True) if r]
         for slot, t, _ in picked:
             self.tokens[slot], self.masked[slot] = t, False
         tokens, reasons = {s: t for s, t, _ in picked}, {s: r for s, _, r in picked}
