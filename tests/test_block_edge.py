@@ -5,7 +5,6 @@ was committed and so nothing that is cached is stale.
 """
 
 import dataclasses
-
 import functools
 
 import jax

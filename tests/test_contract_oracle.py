@@ -67,7 +67,7 @@ PROGRAMS = {
     "none": Program(24, 8, {"format": "none"}, ((0, 8), (1, 9), (6,), (3,))),
     "nvfp4": Program(24, 8, {"format": "nvfp4"}, ((8, 16), (1, 9), (10,), (3, 43))),
     "narrow": Program(20, 5, NARROW, ((0, 4), (9,), (10,), (11,))),
-    "shifted": Program(24, 8, {"format": "none"}, ((3, 4), (1, 5), (1, 5), (2, 4)), SHIFTED),
+    "shifted": Program(24, 8, {"format": "none"}, ((3, 4), (1, 5), (1, 5), (4, 16)), SHIFTED),
 }
 UNCODED = ("none", "shifted")
 SLOW = {
