@@ -55,7 +55,8 @@ def print_report(
         "rows\n/forward": lambda row: f"{row['rows']:.1f}",
         "executed\n/forward": lambda row: f"{row['rows_executed']:.1f}",
     }
-    for number, reason in enumerate(rows[0]["commits"]):
+    reasons = [reason for reason in rows[0]["commits"] if any(row["commits"][reason] for row in rows)]
+    for number, reason in enumerate(reasons):
         work[f"{'' if number else 'commits by'}\n{reason}"] = lambda row, reason=reason: f"{row['commits'][reason]:.1f}"
     console.print(_table(f"Quality and speed over {len(runs[0].correct)} held-out items", rows, outcome))
     console.print()
@@ -72,7 +73,8 @@ def _table(title: str, rows: Sequence[Row], columns: dict[str, Callable[[Row], s
     table = Table(
         title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, show_edge=False, padding=0
     )
-    table.add_column("method", overflow="fold")
+    longest = max(len(part) for row in rows for part in row["method"].split(":"))
+    table.add_column("method", overflow="fold", min_width=min(longest, 24))
     for header in columns:
         table.add_column(header, justify="right", no_wrap=True)
     for row in rows:
