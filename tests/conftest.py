@@ -8,7 +8,6 @@ os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_backend_opti
 
 from pathlib import Path
 
-import beartype
 import jax
 import jaxtyping
 import pytest
@@ -21,18 +20,10 @@ jax.config.update("jax_compilation_cache_max_size", 2**31)
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
 
 
-def check(function):
-    """Checks the annotations of a function at every call.
-
-    Constructors are left alone: jax rebuilds pytrees out of tracers, shapes and None, which no field annotation allows.
-    """
-    return function if function.__name__ == "__init__" else beartype.beartype(function)
-
-
 if os.environ.get("POLESTAR_TYPECHECK", "1") != "0":
     # Where shapes are the whole story. The public face takes NumPy arrays too, and its own errors are under test.
     arithmetic = [f"polestar_jax.{name}" for name in ("cluster", "drift", "quantize", "window")]
-    jaxtyping.install_import_hook(arithmetic, f"{__name__}.check")
+    jaxtyping.install_import_hook(arithmetic, "typecheck.check")
 
 
 @pytest.fixture(scope="session")

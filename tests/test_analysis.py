@@ -5,13 +5,13 @@ import json
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from methods_table import FAMILIES, lively_params
 
 from polestar_jax import methods
 from polestar_jax.analysis import drift_study, figures
 from polestar_jax.analysis.costs import state_bytes
 from polestar_jax.analysis.trace import look, record_trace
 from polestar_jax.cli import main
-from tests.methods_table import FAMILIES, lively_params
 
 PROMPT = [3, 7, 1, 22, 5]
 GEN_LENGTH, BLOCK_LENGTH = 16, 4

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from lm_eval.api.instance import Instance
+from methods_table import FAMILIES, lively_params
 
 import polestar_jax
 from polestar_jax import methods
@@ -17,7 +18,6 @@ from polestar_jax.evaluation.adapter import PolestarLM
 from polestar_jax.evaluation.answers import Answers
 from polestar_jax.evaluation.likelihood import draw_counts, draw_masks, estimate
 from polestar_jax.evaluation.stops import cut, first_unfilled
-from tests.methods_table import FAMILIES, lively_params
 
 SAMPLES = Path(__file__).parent / "samples"
 LENGTH = 24

@@ -3,13 +3,13 @@
 import json
 
 import pytest
+from methods_table import FAMILIES
 
 from polestar_jax import make_decode
 from polestar_jax.cli import main
 from polestar_jax.commands.method_arguments import parse_method
 from polestar_jax.evaluation import measure_points
 from polestar_jax.evaluation.sweeps import SWEEPS
-from tests.methods_table import FAMILIES
 
 
 @pytest.mark.parametrize("name", SWEEPS)
