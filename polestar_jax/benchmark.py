@@ -79,7 +79,7 @@ def prepare(model: Model, shape: Shape, label: str, method: Method, mean_commits
     """A method with replayed commits; nothing is compiled or run yet."""
     counts = draw_counts(mean_commits, shape.gen_length, seed)
     decode = make_decode(model, replay(method, counts), gen_length=shape.gen_length)
-    forwards = count_forwards(counts, shape.gen_length, shape.block_length)
+    forwards = count_forwards(counts, shape.gen_length, method.schedule.span(shape.gen_length))
     scaled = len(decode.kinds) == 1 and forwards > SAMPLED_FORWARDS
     empty = {name: [] for name in decode.kinds}
     return Timing(label, decode, mean_commits, forwards, scaled, empty, dict.fromkeys(decode.kinds, 0), [])

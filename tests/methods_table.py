@@ -40,7 +40,7 @@ FAMILIES = {"llada": Transformer(TINY), "dream": Transformer(DREAM)}
 
 
 def _whole(block_length: int, **numbers):
-    """Dream's sampler, which has no blocks."""
+    """Dream's sampler, which takes no block length."""
     return methods.dream(**numbers)
 
 

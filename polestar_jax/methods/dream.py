@@ -40,9 +40,8 @@ def dream(
     top_p: float | None = None,
     top_k: int | None = None,
     alg_temp: float | None = None,
-    block_length: int | None = None,
 ) -> Method:
-    """Dream's sampler, under the names of its public code.
+    """Dream's sampler, under the names of its public code; one block, whatever the length of other methods' blocks.
 
     Args:
       alg: which positions a forward commits: any ("origin"), the most confident ("maskgit_plus"), those with the widest
@@ -53,7 +52,6 @@ def dream(
       temperature: of the tokens; 0 is greedy.
       top_p, top_k: keep the likeliest tokens only.
       alg_temp: temperature of the choice of positions; None or 0 is the first of the order.
-      block_length: None, or decode blocks of this length from left to right, which Dream does not.
 
     Raises:
       ValueError: if `alg` is unknown, or chooses no order that `alg_temp` could soften.
@@ -70,6 +68,6 @@ def dream(
         name="dream",
         cache=NoCache(),
         rule=rule,
-        schedule=SemiAutoregressive(block_length=block_length),
+        schedule=SemiAutoregressive(block_length=None),
         sampler=Filtered(temperature or None, top_p, top_k),
     )
