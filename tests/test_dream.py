@@ -105,7 +105,10 @@ def test_filters_serve_other_methods():
             lambda: methods.dream(steps=17),
             "steps=17 must be a multiple of the 1 blocks and between 1 and gen_length=16",
         ),
-        (lambda: methods.dream(steps=6, block_length=4), "steps=6 must be a multiple of the 4 blocks"),
+        (
+            lambda: methods.fast_dllm(first_token="entry", steps=6, block_length=4),
+            "steps=6 must be a multiple of the 4",
+        ),
         (lambda: methods.dream(eps=0.0), "eps=0.0 must be between 0 and 1"),
         (lambda: methods.dream(temperature=-1.0), "temperature=-1.0 must be greater than 0"),
         (lambda: methods.dream(top_p=1.5), "top_p=1.5 must be greater than 0 and at most 1"),
