@@ -45,7 +45,7 @@ def _whole(block_length: int, **numbers):
 
 
 _GATE = {"tau": 0.8, "alpha": 2.0, "suffix_tau": 0.5}  # random weights are less sure of themselves than trained ones
-_STABLE = {"tau_c": 0.3, "eps_kl": 0.3}
+_STABLE = {"tau_c": 0.3, "eps_kl": 0.8}
 _GRAPH = {"tau_high": 0.8, "tau_induce": 0.4, "tau_sink": 0.2, "tau_edge": 0.1, "tau_low": 0.3}
 _DELIMITED = {"threshold": 0.6, "delimiter_threshold": 0.2, "delimiters": tuple(range(0, 38, 4))}
 _INTERVALS = {"prompt_interval": 5, "response_interval": 3}
