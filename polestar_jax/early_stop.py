@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 
 from polestar_jax.rows import iota
@@ -50,3 +51,47 @@ class StopAtEos:
             tokens=jnp.where(rest, eos_id, commits.tokens),
             reason=jnp.where(rest, jnp.uint8(Reason.FORCED), commits.reason),
         )
+
+
+@pytree
+class EndAtEos:
+    """Commits as another rule does, but nothing right of a committed EOS: that stays masked, and the row ends.
+
+    Attributes:
+      rule: the other rule.
+    """
+
+    rule: CommitRule
+
+    @property
+    def needs(self) -> frozenset[Signal]:
+        return self.rule.needs
+
+    @property
+    def revokes(self) -> bool:
+        return self.rule.revokes
+
+    @property
+    def progresses(self) -> bool:
+        return self.rule.progresses
+
+    def problems(self, spec: Spec) -> list[str]:
+        return self.rule.problems(spec)
+
+    def init(self, spec: Spec) -> State:
+        return self.rule.init(spec)
+
+    def commit(self, spec: Spec, state: State, scope: Scope, canvas: Canvas, prediction: Prediction):
+        reached = before_eos(spec, canvas.tokens, canvas.masked)
+        scope = dataclasses.replace(scope, candidates=scope.candidates & reached)
+        state, commits = self.rule.commit(spec, state, scope, canvas, prediction)
+        masked = (canvas.masked | commits.revoke) & ~commits.write
+        tokens = jnp.where(commits.write, commits.tokens, canvas.tokens)
+        left = masked & before_eos(spec, tokens, masked)
+        return state, dataclasses.replace(commits, stop=commits.stop | ~left.any(axis=1))
+
+
+def before_eos(spec: Spec, tokens: jax.Array, masked: jax.Array) -> jax.Array:
+    """bool `[B, N]`: slots left of the first generated EOS, all of them where there is none."""
+    generated = iota(spec.length) >= spec.prompt_length
+    return jnp.cumsum((tokens == spec.model.config.eos_id) & generated & ~masked, axis=1) == 0

@@ -44,6 +44,11 @@ def _whole(block_length: int, **numbers):
     return methods.dream(**numbers)
 
 
+def elastic(block_length: int, **fields):
+    """A window of masks instead of blocks, as small as the blocks of the others."""
+    return methods.elastic_cache(window=block_length, **fields)
+
+
 _GATE = {"tau": 0.8, "alpha": 2.0, "suffix_tau": 0.5}  # random weights are less sure of themselves than trained ones
 _STABLE = {"tau_c": 0.3, "eps_kl": 0.8}
 _GRAPH = {"tau_high": 0.8, "tau_induce": 0.4, "tau_sink": 0.2, "tau_edge": 0.1, "tau_low": 0.3}
@@ -102,6 +107,7 @@ METHODS = {
     "d2cache": functools.partial(
         methods.d2cache, threshold=0.6, current_k=3, rollout_p=0.2, sigma=4, inflate_w=2, capacity=10
     ),
+    "elastic_cache": functools.partial(elastic, threshold=0.6, gamma=0.97),
     "entropy_cache": functools.partial(methods.entropy_cache, threshold=0.6, max_entropy=1.0, recent=3),
     "dream": functools.partial(_whole, alg="entropy", alg_temp=0.5, top_k=7),
     "dream_random": functools.partial(_whole, alg="origin", temperature=0.8, top_p=0.9),
@@ -144,6 +150,7 @@ ONE_PER_FORWARD = {
     "adablock_dual": {"threshold": 2.0},
     "entropy_bound": {"gamma": -1.0},
     "d2cache": {"threshold": 2.0},
+    "elastic_cache": {"threshold": 2.0},
     "entropy_cache": {"threshold": 2.0},
     "dream_threshold": {"threshold": 2.0},
     "polestar": {"tau": float("inf"), "suffix_tau": 2.0},
@@ -204,6 +211,7 @@ OTHER_NUMBERS = {
         "sigma": 2,
         "inflate_w": 3,
     },
+    "elastic_cache": {"threshold": 0.4, "gamma": 0.5, "boundary": 1},
     "entropy_cache": {"threshold": 0.4, "max_entropy": 2.0},
     "dream": {"alg_temp": 0.25},
     "dream_random": {"temperature": 0.5, "top_p": 0.5},

@@ -17,6 +17,7 @@ from polestar_jax.methods.sparse_dllm import importance_of, pooled
 from polestar_jax.no_cache import NoCache
 from polestar_jax.prediction_dynamics import PredictionDynamics
 from polestar_jax.rows import slots_of
+from polestar_jax.sliding_window import SlidingWindow
 from polestar_jax.types import GENERATION, Prediction, Scope, Spec, pytree
 
 SHAPE = (3, 7, 12, 4)  # batch, prompt slots, G, S
@@ -52,7 +53,13 @@ def uncached(make):
     return lambda size: dataclasses.replace(make(size), cache=NoCache())
 
 
+def parallel_window(size: int):
+    """No cache under Elastic-Cache's schedule."""
+    return dataclasses.replace(parallel(size), schedule=SlidingWindow(size))
+
+
 TWINS = {
+    "elastic_cache": (lambda size: methods.elastic_cache(window=size, boundary=0, **THRESHOLD), parallel_window),
     "entropy_cache": (
         lambda size: methods.entropy_cache(block_length=size, max_entropy=-float("inf"), **THRESHOLD),
         parallel,
