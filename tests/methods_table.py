@@ -236,6 +236,7 @@ IN_STEP = SAME_LENGTH | {
     "dllm_cache",
     "dynamic_dllm",
     "dynamic_dllm_dynamics",
+    "elastic_cache",
     "freecache",
 }
 
