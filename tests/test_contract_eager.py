@@ -16,7 +16,6 @@ from methods_table import (
     ragged_prompts,
 )
 
-
 # Nothing that jit could change differs between the families; what only one has is taken from it.
 ONCE = {name: (family, name) for family, name in reversed(CASES)}
 
