@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-COMMANDS = ("demo", "generate", "bench", "eval", "sweep", "figures", "plan", "convert")
+COMMANDS = ("demo", "generate", "methods", "bench", "eval", "sweep", "figures", "plan", "convert")
 
 
 class _Parser(argparse.ArgumentParser):

@@ -189,7 +189,7 @@ def _parse_assignment(name: str, fields: dict[str, Reader], assignment: str) -> 
 def _reader(annotation: Any) -> Reader | None:
     """The reader of an annotation; None if its values are no matter for a command line."""
     arguments = typing.get_args(annotation)
-    if isinstance(annotation, types.UnionType) and types.NoneType in arguments:
+    if typing.get_origin(annotation) in (types.UnionType, typing.Union) and types.NoneType in arguments:
         inner = _reader(next(argument for argument in arguments if argument is not types.NoneType))
         return inner and Reader(
             f"{inner.accepts} or none", lambda text: None if text.lower() == "none" else inner.read(text)

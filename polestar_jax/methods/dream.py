@@ -49,6 +49,7 @@ def dream(
         confidence >= `threshold`, no faster than the steps allow ("confidence_threshold", Fast-dLLM's addition).
       steps: forwards for the whole generation; None is one per token.
       eps: the last time of the schedule.
+      threshold: of "confidence_threshold".
       temperature: of the tokens; 0 is greedy.
       top_p, top_k: keep the likeliest tokens only.
       alg_temp: temperature of the choice of positions; None or 0 is the first of the order.

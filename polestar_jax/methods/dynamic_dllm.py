@@ -41,7 +41,7 @@ from polestar_jax.types import (
 
 CARD = Card(
     title="Dynamic-dLLM",
-    paper="openreview SdnkB5pGbq",
+    paper="OpenReview SdnkB5pGbq",
     reuses="keys, values, attention outputs and feed-forward outputs of every layer but the first",
     refreshes="in every forward and layer a window around the last commit, and the rows outside it that moved most: as"
     " many as the layer's share b of `budget` (L - 1), by the softmax of the layers' mean changes; prompt and response"
