@@ -17,7 +17,11 @@ CARD = Card(
     refreshes="everything, at every block entry; without a cache, in every forward",
     commits="confidence at least `threshold`, and the most confident",
     state="start and end of the block; with `cache`, keys and values",
-    rows={"full": "N", "entry": "N", "step": "stop - start (dual), N - start (prefix)"},
+    rows={
+        "full": "N",
+        "entry": "N",
+        "step": "stop - start (dual), N - start (prefix); one more where logits are shifted",
+    },
     extra="the rows that are run are those of the largest block, max(S, G / 4)",
     twin="`delimiter_threshold=inf` is `parallel`, or `fast_dllm` with the same cache",
 )

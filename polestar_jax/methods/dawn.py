@@ -19,7 +19,7 @@ CARD = Card(
     commits="confidence at least `tau_high`; at least `tau_induce` where a sure known token is attended to; at least"
     " `tau_low` where none of them attends to another; if there are none, the most confident",
     state="the confidence that every token was committed with",
-    rows={"full": "N", "entry": "N", "step": "S (dual), N - start (prefix)"},
+    rows={"full": "N", "entry": "N", "step": "S (dual), N - start (prefix); one more where logits are shifted"},
     extra="attention of the last `attention_layers` layers once more: the block's rows, and all rows summed by key",
     twin="`tau_edge` above 1 is `parallel` with the smallest of the three confidences",
 )

@@ -36,7 +36,7 @@ CARD = Card(
     " everything when a token of the last forward was committed with an entropy above `max_entropy`",
     commits="confidence at least `threshold`, and the most confident; or the factor rule",
     state="keys and values; when each position was committed",
-    rows={"rows": "masks in scope + recent", "full": "N"},
+    rows={"rows": "masks in scope + recent tokens, and rows that predict those masks", "full": "N"},
     extra="entropy of the predictions",
     twin="`parallel`: max_entropy = -inf",
 )
@@ -159,7 +159,7 @@ def entropy_cache(
 
     Args:
       threshold, factor: the commit rule, as in `parallel`; ours, the paper's was not found.
-      max_entropy: tau_H in nats; ours (docs/methods.md has the sweep).
+      max_entropy: tau_H in nats; ours.
       recent: k.
       ahead: see `EntropyCache`; ours.
       block_length: S.

@@ -19,7 +19,7 @@ CARD = Card(
     commits="confidence above `tau_c` where the last `history` KL divergences of a position's prediction from the one"
     " before are below `eps_kl`; if there are none, the most confident",
     state="the last distribution, G rows of V, and `history` divergences of every generated position",
-    rows={"full": "N", "entry": "N", "step": "S (dual), N - start (prefix)"},
+    rows={"full": "N", "entry": "N", "step": "S (dual), N - start (prefix); one more where logits are shifted"},
     extra="the language-model head over all G positions in forwards over the whole canvas, their KL divergences",
     twin="`eps_kl=0` is one token per forward, `vanilla`",
 )

@@ -19,7 +19,12 @@ CARD = Card(
     commits="confidence at least `tau`, or a drift gate below it, and the most confident; confident suffix positions of"
     " a refresh",
     state="keys and values; codes, centroids and labels of the window per layer; attention of the block's rows",
-    rows={"step": "S", "refresh": "S + selected", "window entry": "W + S", "full entry": "N"},
+    rows={
+        "step": "S, one more where logits are shifted",
+        "refresh": "as step, and the selected rows",
+        "window entry": "as step, and W or what the canvas has of it",
+        "full entry": "N",
+    },
     extra="drift of the block's rows (last layer) and of K centroids (every layer, refreshes); k-means at entries",
     twin="`parallel`: window over everything, a refresh in every forward, every cluster selected, no codes, gate and"
     " suffix off; `fast_dllm`: never a refresh, gate and suffix off, every entry full",

@@ -44,8 +44,8 @@ CARD = Card(
     refreshes="everything, in a block's first two forwards; the second one chooses what to keep",
     commits="a fixed number per forward, as LLaDA; or `threshold` or `factor`",
     state="keys and values of int(keep_ratio (N - S)) positions per layer",
-    rows={"step": "S", "whole": "N"},
-    extra="a whole forward multiplies a mean query with all keys, in each layer; where logits are shifted S + 1 rows",
+    rows={"step": "S, one more where logits are shifted", "whole": "N"},
+    extra="a whole forward multiplies a mean query with all keys, in each layer",
     twin="keep_ratio 1: Fast-dLLM's dual cache, entered in the first two forwards of every block",
 )
 
