@@ -5,8 +5,9 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from polestar_jax.commit import WrappedRule
 from polestar_jax.rows import iota, take_rows
-from polestar_jax.types import Canvas, CommitRule, Prediction, Scope, Signal, Spec, State, pytree
+from polestar_jax.types import Canvas, CommitRule, Prediction, Scope, Spec, State, pytree
 
 
 def certainty_density(decoded: jax.Array, sigma: jax.Array | float) -> jax.Array:
@@ -30,7 +31,7 @@ def certainty_density(decoded: jax.Array, sigma: jax.Array | float) -> jax.Array
 
 
 @pytree
-class CertaintyPrior:
+class CertaintyPrior(WrappedRule):
     """Another rule, fed with confidence times certainty density.
 
     Attributes:
@@ -41,24 +42,9 @@ class CertaintyPrior:
     rule: CommitRule
     sigma: float = 10.0
 
-    @property
-    def needs(self) -> frozenset[Signal]:
-        return self.rule.needs
-
-    @property
-    def revokes(self) -> bool:
-        return self.rule.revokes
-
-    @property
-    def progresses(self) -> bool:
-        return self.rule.progresses
-
     def problems(self, spec: Spec) -> list[str]:
         own = [] if self.sigma > 0 else [f"sigma={self.sigma} must be greater than 0; None is no prior"]
         return own + self.rule.problems(spec)
-
-    def init(self, spec: Spec) -> State:
-        return self.rule.init(spec)
 
     def commit(self, spec: Spec, state: State, scope: Scope, canvas: Canvas, prediction: Prediction):
         density = certainty_density(~canvas.masked[:, spec.prompt_length :], self.sigma)

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 from polestar_jax.drift import History, delta, extend
 from polestar_jax.rows import iota, put_rows, replace_mine, take_rows
+from polestar_jax.schedule import masks_at_entry, step_problems, steps_per_block
 from polestar_jax.types import (
     Canvas,
     CommitRule,
@@ -80,6 +81,30 @@ class Rule:
 
     def init(self, spec: Spec) -> State:
         return ()
+
+
+class WrappedRule:
+    """What rules that change another rule's commits share: signals, memory and promises are those of `rule`."""
+
+    rule: CommitRule
+
+    @property
+    def needs(self) -> frozenset[Signal]:
+        return self.rule.needs
+
+    @property
+    def revokes(self) -> bool:
+        return self.rule.revokes
+
+    @property
+    def progresses(self) -> bool:
+        return self.rule.progresses
+
+    def problems(self, spec: Spec) -> list[str]:
+        return self.rule.problems(spec)
+
+    def init(self, spec: Spec) -> State:
+        return self.rule.init(spec)
 
 
 @pytree
@@ -179,7 +204,7 @@ def quota_of(masks: jax.Array, forwards: int, phase: jax.Array) -> jax.Array:
 
 
 @pytree
-class FirstTokenAtEntry:
+class FirstTokenAtEntry(WrappedRule):
     """A block's entry commits the block's first position, whatever its confidence, and nothing else.
 
     Fast-dLLM's habit on models with shifted logits: see `block_cache.FirstToken`.
@@ -189,24 +214,6 @@ class FirstTokenAtEntry:
     """
 
     rule: CommitRule
-
-    @property
-    def needs(self) -> frozenset[Signal]:
-        return self.rule.needs
-
-    @property
-    def revokes(self) -> bool:
-        return self.rule.revokes
-
-    @property
-    def progresses(self) -> bool:
-        return self.rule.progresses
-
-    def problems(self, spec: Spec) -> list[str]:
-        return self.rule.problems(spec)
-
-    def init(self, spec: Spec) -> State:
-        return self.rule.init(spec)
 
     def commit(self, spec: Spec, state: State, scope: Scope, canvas: Canvas, prediction: Prediction):
         state, commits = self.rule.commit(spec, state, scope, canvas, prediction)
@@ -228,27 +235,18 @@ class Quota(Rule):
     remasking: str = static(default="low_confidence")
 
     def problems(self, spec: Spec) -> list[str]:
-        found = []
-        blocks, steps = spec.gen_length // spec.span, self._steps(spec)
-        if steps % max(blocks, 1) or not 0 < steps <= spec.gen_length:
-            found.append(
-                f"steps={steps} must be a multiple of the {blocks} blocks and between {blocks} and"
-                f" gen_length={spec.gen_length}"
-            )
+        found = step_problems(spec, self.steps)
         if self.remasking not in ("low_confidence", "random"):
             found.append(f"remasking={self.remasking!r} must be 'low_confidence' or 'random'")
         return found
-
-    def _steps(self, spec: Spec) -> int:
-        return spec.gen_length if self.steps is None else self.steps
 
     def init(self, spec: Spec) -> jax.Array:
         """int32 `[B]`: masks of the block at its entry."""
         return jnp.zeros((spec.batch,), jnp.int32)
 
     def commit(self, spec: Spec, state: jax.Array, scope: Scope, canvas: Canvas, prediction: Prediction):
-        at_entry = jnp.where(scope.entering, scope.candidates.sum(axis=1, dtype=jnp.int32), state)
-        quota = quota_of(at_entry, self._steps(spec) * spec.span // spec.gen_length, scope.phase)
+        at_entry = masks_at_entry(scope, state)
+        quota = quota_of(at_entry, steps_per_block(spec, self.steps), scope.phase)
         eligible = candidate_rows(scope, prediction)
         score = prediction.confidence
         if self.remasking == "random":

@@ -5,12 +5,13 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from polestar_jax.commit import WrappedRule
 from polestar_jax.rows import iota
-from polestar_jax.types import Canvas, CommitRule, Prediction, Reason, Scope, Signal, Spec, State, pytree
+from polestar_jax.types import Canvas, CommitRule, Prediction, Reason, Scope, Spec, State, pytree
 
 
 @pytree
-class StopAtEos:
+class StopAtEos(WrappedRule):
     """Commits as another rule does; a block that is finished and holds EOS fills everything after it with EOS.
 
     Attributes:
@@ -18,24 +19,6 @@ class StopAtEos:
     """
 
     rule: CommitRule
-
-    @property
-    def needs(self) -> frozenset[Signal]:
-        return self.rule.needs
-
-    @property
-    def revokes(self) -> bool:
-        return self.rule.revokes
-
-    @property
-    def progresses(self) -> bool:
-        return self.rule.progresses
-
-    def problems(self, spec: Spec) -> list[str]:
-        return self.rule.problems(spec)
-
-    def init(self, spec: Spec) -> State:
-        return self.rule.init(spec)
 
     def commit(self, spec: Spec, state: State, scope: Scope, canvas: Canvas, prediction: Prediction):
         state, commits = self.rule.commit(spec, state, scope, canvas, prediction)
@@ -54,7 +37,7 @@ class StopAtEos:
 
 
 @pytree
-class EndAtEos:
+class EndAtEos(WrappedRule):
     """Commits as another rule does, but nothing right of a committed EOS: that stays masked, and the row ends.
 
     Attributes:
@@ -62,24 +45,6 @@ class EndAtEos:
     """
 
     rule: CommitRule
-
-    @property
-    def needs(self) -> frozenset[Signal]:
-        return self.rule.needs
-
-    @property
-    def revokes(self) -> bool:
-        return self.rule.revokes
-
-    @property
-    def progresses(self) -> bool:
-        return self.rule.progresses
-
-    def problems(self, spec: Spec) -> list[str]:
-        return self.rule.problems(spec)
-
-    def init(self, spec: Spec) -> State:
-        return self.rule.init(spec)
 
     def commit(self, spec: Spec, state: State, scope: Scope, canvas: Canvas, prediction: Prediction):
         reached = before_eos(spec, canvas.tokens, canvas.masked)

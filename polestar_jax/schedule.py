@@ -91,3 +91,24 @@ class SemiAutoregressive:
         over = 0 if self.steps is None else scope.phase + 1 >= self.steps * spec.span // spec.gen_length
         index = jnp.minimum(self._open_block(spec, scope.index + over, canvas), spec.gen_length // spec.span - 1)
         return Blocks(index, jnp.where(index == scope.index, scope.phase + 1, 0))
+
+
+def step_problems(spec: Spec, steps: int | None) -> list[str]:
+    """What is wrong with `steps` forwards for the whole generation, shared out evenly among its blocks."""
+    blocks, steps = max(spec.gen_length // max(spec.span, 1), 1), spec.gen_length if steps is None else steps
+    if steps % blocks or not 0 < steps <= spec.gen_length:
+        return [
+            f"steps={steps} must be a multiple of the {blocks} blocks and between {blocks} and"
+            f" gen_length={spec.gen_length}"
+        ]
+    return []
+
+
+def steps_per_block(spec: Spec, steps: int | None) -> int:
+    """Forwards of a block; one per token if `steps` is None."""
+    return spec.span if steps is None else steps * spec.span // spec.gen_length
+
+
+def masks_at_entry(scope: Scope, state: jax.Array) -> jax.Array:
+    """int32 `[B]`: the masks of the block when it was entered, which `state` remembers."""
+    return jnp.where(scope.entering, scope.candidates.sum(axis=1, dtype=jnp.int32), state)

@@ -7,30 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from polestar_jax.commit import Rule, candidate_rows, commit_rows, drawn, rank, reasons
+from polestar_jax.schedule import masks_at_entry, step_problems, steps_per_block
 from polestar_jax.types import Canvas, Prediction, Scope, Signal, Spec, pytree, static
 
 Order = Literal["random", "confidence", "margin", "entropy"]
-
-
-def step_problems(spec: Spec, steps: int | None) -> list[str]:
-    """What is wrong with `steps` forwards for the whole generation, shared out evenly among its blocks."""
-    blocks, steps = max(spec.gen_length // max(spec.span, 1), 1), spec.gen_length if steps is None else steps
-    if steps % blocks or not 0 < steps <= spec.gen_length:
-        return [
-            f"steps={steps} must be a multiple of the {blocks} blocks and between {blocks} and"
-            f" gen_length={spec.gen_length}"
-        ]
-    return []
-
-
-def steps_per_block(spec: Spec, steps: int | None) -> int:
-    """Forwards of a block; one per token if `steps` is None."""
-    return spec.span if steps is None else steps * spec.span // spec.gen_length
-
-
-def masks_at_entry(scope: Scope, state: jax.Array) -> jax.Array:
-    """int32 `[B]`: the masks of the block when it was entered, which `state` remembers."""
-    return jnp.where(scope.entering, scope.candidates.sum(axis=1, dtype=jnp.int32), state)
 
 
 def fractions(steps: int, eps: float) -> np.ndarray:

@@ -8,7 +8,7 @@ from polestar_jax.commit import Rule, candidate_rows, commit_rows, rank, reasons
 from polestar_jax.head import Greedy
 from polestar_jax.no_cache import NoCache
 from polestar_jax.rows import iota
-from polestar_jax.schedule import SemiAutoregressive
+from polestar_jax.schedule import SemiAutoregressive, masks_at_entry, step_problems, steps_per_block
 from polestar_jax.types import Canvas, Method, Prediction, Scope, Signal, Spec, pytree, static
 
 CARD = Card(
@@ -66,34 +66,25 @@ class Confident(Rule):
         return frozenset() if self.score == "confidence" else frozenset({self.score})
 
     def problems(self, spec: Spec) -> list[str]:
-        found = []
-        blocks, steps = spec.gen_length // spec.span, self._steps(spec)
-        if steps % max(blocks, 1) or not 0 < steps <= spec.gen_length:
-            found.append(
-                f"steps={steps} must be a multiple of the {blocks} blocks and between {blocks} and"
-                f" gen_length={spec.gen_length}"
-            )
+        found = step_problems(spec, self.steps)
         if self.score not in ("confidence", "margin", "entropy"):
             found.append(f"score={self.score!r} must be 'confidence', 'margin' or 'entropy'")
         return found
-
-    def _steps(self, spec: Spec) -> int:
-        return spec.gen_length if self.steps is None else self.steps
 
     def init(self, spec: Spec) -> jax.Array:
         """int32 `[B]`: masks of the block at its entry."""
         return jnp.zeros((spec.batch,), jnp.int32)
 
     def commit(self, spec: Spec, state: jax.Array, scope: Scope, canvas: Canvas, prediction: Prediction):
-        left = scope.candidates.sum(axis=1, dtype=jnp.int32)
-        at_entry = jnp.where(scope.entering, left, state)
+        left, forwards = scope.candidates.sum(axis=1, dtype=jnp.int32), steps_per_block(spec, self.steps)
+        at_entry = masks_at_entry(scope, state)
         score = {"confidence": prediction.confidence} | prediction.extra
         score = -score["entropy"] if self.score == "entropy" else score[self.score]
         eligible = candidate_rows(scope, prediction)
         confident = eligible & (score > self.threshold)
-        count = self._scheduled(self._steps(spec) * spec.span // spec.gen_length, left, at_entry, scope.phase)
+        count = self._scheduled(forwards, left, at_entry, scope.phase)
         fallback = eligible & (rank(score, eligible) < count[:, None]) & ~confident.any(axis=1, keepdims=True)
-        rest = eligible & (scope.phase >= self._steps(spec) * spec.span // spec.gen_length - 1)[:, None]
+        rest = eligible & (scope.phase >= forwards - 1)[:, None]
         return at_entry, commit_rows(prediction, reasons(confidence=confident, forced=fallback | rest), spec.length)
 
     def _scheduled(self, forwards: int, left: jax.Array, at_entry: jax.Array, phase: jax.Array) -> jax.Array:
