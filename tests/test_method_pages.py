@@ -54,6 +54,13 @@ def test_readme_has_every_method_in_order():
         assert address_of(name) in table
 
 
+def test_recorded_runs_are_described(golden):
+    readme = (golden / "README.md").read_text()
+    folders = [path for path in (*golden.iterdir(), *(golden / "baselines").iterdir()) if path.is_dir()]
+    assert len(folders) > 20
+    assert [path.name for path in folders if f"`{path.name}`" not in readme] == ["baselines"]
+
+
 def test_listing(capsys):
     assert main(["methods"]) == 0
     shown = capsys.readouterr().out
