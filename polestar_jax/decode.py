@@ -152,7 +152,7 @@ class Decode:
 
 
 def lower_decode(decode: Decode, params: Any, prompt_length: int, batch: int = 1, sharding=None) -> jax.stages.Lowered:
-    """The decode as `jax.jit` lowers it, from shapes alone.
+    """The decode as `jax.jit` lowers it, from shapes alone; what a state keeps in host memory is made inside, as zeros.
 
     Args:
       decode: of any method.
@@ -164,8 +164,22 @@ def lower_decode(decode: Decode, params: Any, prompt_length: int, batch: int = 1
     shape = (batch, prompt_length)
     prompt = jax.eval_shape(lambda: Prompt(jnp.zeros(shape, jnp.int32), jnp.zeros(shape, bool)))
     place = lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
-    arguments = jax.tree.map(place, (decode.method, params, _abstract_state(spec, decode.method), prompt))
-    return _decode.lower(spec, *arguments)
+    state = _abstract_state(spec, decode.method)
+    arguments = jax.tree.map(place, (decode.method, params, state, prompt))
+    avals = _init.trace(spec, decode.method, state.keys).jaxpr.out_avals
+    on_host = [aval.memory_space == jax.memory.Space.Host for aval in avals]
+    if not any(on_host):
+        return _decode.lower(spec, *arguments)
+
+    def whole(method, params, state, prompt):
+        # Devices that are not here have no memories by name, so that their arguments are never in host memory.
+        leaves = [
+            jax.device_put(jnp.zeros_like(x), aval.memory_space) if host else x
+            for x, aval, host in zip(jax.tree.leaves(state), avals, on_host, strict=True)
+        ]
+        return run(spec, method, params, jax.tree.unflatten(jax.tree.structure(state), leaves), prompt)
+
+    return jax.jit(whole, donate_argnums=2).lower(*arguments)
 
 
 def _abstract_state(spec: Spec, method: Method) -> DecodeState:

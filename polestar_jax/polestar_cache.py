@@ -1,6 +1,7 @@
 """Polestar-Cache (paper section 4.1): block-wise KV reuse with sparse refreshes of what drifted in the local window."""
 
 import dataclasses
+from typing import get_args
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +10,7 @@ from polestar_jax.attention import empty_cache
 from polestar_jax.attention_signals import ATTENTION, attention_problems
 from polestar_jax.cluster import OUTSIDE, Draws
 from polestar_jax.drift import Floor
+from polestar_jax.offload import Offload, store
 from polestar_jax.polestar_entry import full_entry, window_entry
 from polestar_jax.polestar_step import refresh, step
 from polestar_jax.quantize import FORMATS, Format, quantize
@@ -74,6 +76,8 @@ class PolestarCache:
       format: of the window's hidden states (table 11).
       residual: code residuals to the centroids, not the rows.
       tensor_scale: a second float32 scale of NVFP4, as NVIDIA's format has.
+      offload: "host" keeps the codes in pinned host memory between the forwards that read them; everything else of the
+        window stays on the device (docs/offload.md).
       capacities: fractions of the window that a refresh's row set is compiled for; the smallest that holds is run.
       attention_layers: as in `NoCache`; means are over the block's rows, and over all rows at full entries.
       mean_heads: KL of the head-averaged attention instead of the mean of the heads' KL.
@@ -94,6 +98,7 @@ class PolestarCache:
     format: Format = static(default="nvfp4")
     residual: bool = static(default=True)
     tensor_scale: bool = static(default=False)
+    offload: Offload = static(default="none")
     capacities: tuple[float, ...] = static(default=(0.5, 0.67, 1.0))
     attention_layers: int = static(default=4)
     mean_heads: bool = static(default=False)
@@ -127,6 +132,8 @@ class PolestarCache:
             )
         if not self.capacities or sorted(self.capacities) != list(self.capacities) or self.capacities[-1] != 1:
             found.append(f"capacities={self.capacities} must rise and end in 1.0")
+        if self.offload not in get_args(Offload):
+            found.append(f"offload={self.offload!r} must be one of {', '.join(get_args(Offload))}")
         if self.format not in FORMATS:
             found.append(f"format={self.format!r} must be one of {', '.join(FORMATS)}")
         else:
@@ -148,6 +155,8 @@ class PolestarCache:
 
     def init(self, spec: Spec) -> PolestarState:
         config = spec.model.config
+        if self.offload != "none" and spec.mesh is not None:
+            raise ValueError(f"offload={self.offload!r} is for one device, and this decode has a mesh: use 'none'")
         window = sum(self.window(spec))
         heads = 1 if self.mean_heads else config.heads
         rows = jnp.zeros((spec.batch, window, config.model_size), config.dtype)
@@ -167,7 +176,7 @@ class PolestarCache:
         return PolestarState(
             keys=empty_cache(spec),
             values=empty_cache(spec),
-            windows=(layer,) * config.layers,
+            windows=(store(self.offload, layer),) * config.layers,
             slot=jnp.zeros_like(labels),
             region=labels,
             token=jnp.zeros_like(labels),
@@ -177,8 +186,11 @@ class PolestarCache:
         )
 
     def restart(self, spec: Spec, state: PolestarState) -> PolestarState:
-        # The first block's full entry overwrites every key and value.
-        return dataclasses.replace(self.init(spec), keys=state.keys, values=state.values)
+        # The first block's full entry overwrites every key, value and code.
+        fresh = self.init(spec)
+        pairs = zip(fresh.windows, state.windows, strict=True)
+        windows = tuple(dataclasses.replace(new, codes=old.codes) for new, old in pairs)
+        return dataclasses.replace(fresh, keys=state.keys, values=state.values, windows=windows)
 
     @property
     def anchored(self) -> bool:

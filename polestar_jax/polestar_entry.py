@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from polestar_jax.attention_signals import with_attention
 from polestar_jax.cluster import sample_draws, spherical_kmeans
+from polestar_jax.offload import fetch, store
 from polestar_jax.polestar_step import proxy_attention, with_drift
 from polestar_jax.rows import (
     block_slots,
@@ -99,8 +100,10 @@ def _enter(
         token=take_rows(canvas.tokens, slot),
         running=jnp.zeros_like(cache.running),
     )
+    old = dataclasses.replace(cache, windows=tuple(fetch(policy.offload, window) for window in cache.windows))
     small = ("windows", "slot", "region", "token", "running")
-    kept = {name: replace_mine(mine, getattr(cache, name), getattr(fresh, name)) for name in small}
+    kept = {name: replace_mine(mine, getattr(old, name), getattr(fresh, name)) for name in small}
+    kept["windows"] = tuple(store(policy.offload, window) for window in kept["windows"])
     return done._replace(cache=dataclasses.replace(cache, **kept))
 
 

@@ -12,6 +12,7 @@ from polestar_jax.attention import attention_scores, project_rows, unrotated, we
 from polestar_jax.attention_signals import with_attention
 from polestar_jax.cluster import OUTSIDE
 from polestar_jax.drift import drift, log_attention
+from polestar_jax.offload import fetch, store
 from polestar_jax.rows import (
     block_slots,
     count_rows,
@@ -76,8 +77,12 @@ def refresh(
     position = jnp.concatenate([block.position, window.position], axis=1)
     position = jnp.pad(position, ((0, 0), (policy.clusters, 0)))
     proxy, rest = policy.clusters, policy.clusters + block.slot.shape[1]
+    ahead = fetch(policy.offload, cache.windows[0])
     for layer in range(config.layers):
-        old = cache.windows[layer]
+        old = ahead
+        if layer + 1 < config.layers:
+            # A layer's codes are on their way while the layer below is computed, not before: they take memory.
+            ahead = fetch(policy.offload, cache.windows[layer + 1], hidden)
         rows, centroids = patch(old, decode_rows(old, policy.format), packet, changed, policy.epsilon)
         together = jnp.concatenate([centroids.astype(hidden.dtype), hidden, rows.astype(hidden.dtype)], axis=1)
         query, key, value = project_rows(model, params, layer, together, position)
@@ -95,7 +100,7 @@ def refresh(
             selected = jnp.zeros_like(selected)  # nobody reads the last packet
         codes = recode(old, rows, changed, policy.format, policy.tensor_scale)
         fresh_window = dataclasses.replace(old, codes=codes, centroids=centroids, reference=reference)
-        windows.append(replace_mine(mine, old, fresh_window))
+        windows.append(store(policy.offload, replace_mine(mine, old, fresh_window)))
         hidden, packet, ran = _finish_selected(
             policy,
             lambda inputs, attended, layer=layer: model.finish(params, layer, inputs, attended),
