@@ -5,7 +5,7 @@ On a CPU "host" is pinned host memory too, and a copy is none.
 """
 
 import dataclasses
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 
@@ -33,5 +33,5 @@ def store(offload: Offload, window: LayerWindow) -> LayerWindow:
     return _move(window, jax.memory.Space.Host) if offload == "host" else window
 
 
-def _move(window: LayerWindow, space: jax.memory.Space) -> LayerWindow:
+def _move(window: LayerWindow, space: Any) -> LayerWindow:
     return dataclasses.replace(window, codes=jax.device_put(window.codes, space))
