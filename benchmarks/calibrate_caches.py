@@ -1,0 +1,88 @@
+"""Sweeps of the constants that no source gives: EntropyCache's tau_H and Dynamic-dLLM's budget scale.
+
+    python benchmarks/calibrate_caches.py [--model polestar-tiny] [--items 64] [--json out.json]
+
+Held-out items of an embedded checkpoint, decoded with the same rule (threshold 0.9) and blocks. Accuracy, tokens per
+forward and rows per forward for each value; the first line recomputes everything, which is what a cache is compared
+with. Sizes made for 256 generated tokens are scaled to the checkpoint's: k = 12, windows and budgets of 6 rows.
+"""
+
+import argparse
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from models.embedded import checkpoint, tasks
+from polestar_jax import load, make_decode, methods, pad_prompts
+from polestar_jax.environment import describe_environment, format_environment
+from polestar_jax.metrics import before_eos, binomial_error, concatenate, measure, summarize
+from polestar_jax.types import Method
+
+COMMON = {"threshold": 0.9, "block_length": checkpoint.BLOCK}
+SWEEPS: dict[str, tuple[Callable[[float], Method], tuple[float, ...]]] = {
+    "parallel": (lambda threshold: methods.parallel(**COMMON | {"threshold": threshold}), (0.9,)),
+    "entropy_cache max_entropy": (
+        lambda value: methods.entropy_cache(max_entropy=value, recent=12, **COMMON),
+        (0.0, 0.01, 0.03, 0.1, 0.2, 0.3, 0.5, 1.0, float("inf")),
+    ),
+    "dynamic_dllm budget_scale": (
+        lambda value: methods.dynamic_dllm(budget_scale=value, budget=6, window=6, **COMMON),
+        (0.0, 1.0, 10.0, 50.0, 200.0, 1000.0),
+    ),
+}
+
+
+def measure_method(method: Method, model, params, tokenizer, items, batch: int) -> dict[str, Any]:
+    """Accuracy and counts of a method on `items`, decoded `batch` at a time."""
+    decode = make_decode(model, method, gen_length=tasks.ANSWER_LENGTH)
+    counts, right = [], []
+    for first in range(0, len(items), batch):
+        part = items[first : first + batch]
+        prompts = pad_prompts([tokenizer.encode(item.prompt) for item in part], tasks.PROMPT_LENGTH)
+        state = decode.init(jax.random.split(jax.random.key(first), len(part)), tasks.PROMPT_LENGTH)
+        output = jax.device_get(decode(params, state, prompts)[0])
+        counts.append(measure(output, eos_id=model.config.eos_id, kinds=decode.kinds))
+        for item, tokens in zip(part, output.tokens, strict=True):
+            text = tokenizer.decode(before_eos(tokens, model.config.eos_id).tolist(), skip_special_tokens=False)
+            right.append(tasks.is_correct(item, text))
+    accuracy = float(np.mean(right))
+    return {"accuracy": accuracy, "error": binomial_error(accuracy, len(items))} | summarize(concatenate(counts))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="polestar-tiny")
+    parser.add_argument("--items", type=int, default=64)
+    parser.add_argument("--batch", type=int, default=32, help="items must be a multiple of it")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    if arguments.items < 1 or arguments.items % arguments.batch:
+        parser.error(f"--items {arguments.items} must be a multiple of --batch {arguments.batch}")
+    model, params, tokenizer = load(arguments.model)
+    items = tasks.make_items("heldout", arguments.items, arguments.seed)
+    environment = describe_environment(dtype=model.config.dtype)
+    print(format_environment(environment))
+    print(f"{arguments.model}, {arguments.items} held-out items, seed {arguments.seed}")
+    print(f"{'':<26} {'value':>8} {'right':>12} {'TPF':>6} {'rows':>6} {'forwards':>9}  kinds per item")
+    rows = []
+    for name, (make, values) in SWEEPS.items():
+        for value in values:
+            found = measure_method(make(value), model, params, tokenizer, items, arguments.batch)
+            rows.append({"sweep": name, "value": str(value)} | found)
+            kinds = ", ".join(f"{kind} {count:.1f}" for kind, count in found["kinds"].items())
+            print(
+                f"{name:<26} {value:>8g} {found['accuracy']:>6.1%} ±{found['error']:.1%} {found['tpf']:>6.2f}"
+                f" {found['rows']:>6.1f} {found['forwards']:>9.1f}  {kinds}",
+                flush=True,
+            )
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps({"environment": environment, "rows": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
