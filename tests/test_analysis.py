@@ -149,7 +149,7 @@ def test_state_bytes_are_those_of_the_state():
     parts = state_bytes(model, methods.fast_dllm(block_length=4), 5, 16)
     assert parts["keys and values"] == 2 * model.config.layers * model.config.kv_heads * 21 * 8 * 4
     polestar = state_bytes(model, methods.polestar(block_length=4), 5, 16)
-    assert polestar["window: codes, centroids"] > 0
+    assert polestar["window: codes, centroids, proxies"] > 0
 
 
 def test_the_command_draws_every_figure(tmp_path, capsys):

@@ -49,6 +49,6 @@ def state_bytes(model: Model, method: Method, prompt_length: int, gen_length: in
     if hasattr(cache, "keys"):
         parts["keys and values"] = size((cache.keys, cache.values))
         if hasattr(cache, "windows"):
-            parts["window: codes, centroids"] = size(cache.windows)
+            parts["window: codes, centroids, proxies"] = size(cache.windows)
         parts["other cache state"] = size(cache) - size((cache.keys, cache.values, getattr(cache, "windows", ())))
     return parts
