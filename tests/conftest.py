@@ -30,3 +30,15 @@ if os.environ.get("POLESTAR_TYPECHECK", "1") != "0":
 def golden() -> Path:
     """The folder of recorded runs of the original programs."""
     return Path(__file__).parent / "golden"
+
+
+_MOST_MAPS = 30_000  # Linux allows a process 65,530, and every compiled program takes some
+
+
+@pytest.fixture(autouse=True)
+def _forget_programs():
+    """Drops compiled programs before a worker has mapped so many that the next compilation kills it."""
+    yield
+    maps = Path("/proc/self/maps")
+    if maps.exists() and maps.read_bytes().count(b"\n") > _MOST_MAPS:
+        jax.clear_caches()

@@ -186,7 +186,7 @@ def test_the_estimate_is_unbiased(family, estimator, record_property):
     padded = jnp.asarray([0, 0, *prompt], jnp.int32), jnp.asarray([*target, 0, 0, 0, 0, 0], jnp.int32)
     sizes = jnp.asarray([len(prompt), len(target)], jnp.int32)
     value, error = estimate(model, 4096, 8, estimator, params, *padded, sizes, jax.random.key(0))
-    record_property("exact", exact)
+    record_property("exact", float(exact))
     record_property("estimate", (float(value), float(error)))
     assert abs(float(value) - exact) < 4 * float(error)
     assert float(error) < 0.1 * abs(exact)
