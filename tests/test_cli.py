@@ -17,7 +17,7 @@ from polestar_jax import load, make_decode, methods
 from polestar_jax.cli import main
 from polestar_jax.commands.method_arguments import describe_method, field_readers, parse_method, parse_methods
 
-COMMITS = {"confidence", "drift", "forced", "suffix"}
+COMMITS = {"confidence", "drift", "forced", "suffix", "dependency"}
 IDS = "5,17,9"
 SHAPE = ("--gen-length", "16", "--block-length", "8")
 
