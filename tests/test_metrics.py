@@ -56,7 +56,7 @@ def test_counts_per_row(metrics: Metrics):
     counts = {name: counts.tolist() for name, counts in metrics.kinds.items()}
     assert counts == {"step": [1, 2], "refresh": [1, 0], "window entry": [0, 1], "full entry": [1, 1]}
     commits = {name: counts.tolist() for name, counts in metrics.commits.items()}
-    assert commits == {"confidence": [1, 0], "drift": [1, 0], "forced": [1, 3], "suffix": [1, 0]}
+    assert commits == {"confidence": [1, 0], "drift": [1, 0], "forced": [1, 3], "suffix": [1, 0], "dependency": [0, 0]}
     assert metrics.refreshes.tolist() == [1, 0] and metrics.entries.tolist() == [1, 2]
 
 
@@ -76,7 +76,7 @@ def test_aggregates_are_sums_over_sums(metrics: Metrics):
     assert summary["positions_per_forward"] == pytest.approx(7 / 7)
     assert summary["rows"] == pytest.approx(46 / 7) and summary["rows_executed"] == pytest.approx(52 / 7)
     assert summary["forwards"] == 3.5 and summary["refreshes"] == 0.5 and summary["entries"] == 1.5
-    assert summary["commits"] == {"confidence": 0.5, "drift": 0.5, "forced": 2.0, "suffix": 0.5}
+    assert summary["commits"] == {"confidence": 0.5, "drift": 0.5, "forced": 2.0, "suffix": 0.5, "dependency": 0.0}
     assert summary["tps"] == 7.5 and summarize(many)["tps"] is None
     assert json.loads(json.dumps(summary)) == summary
 

@@ -3,6 +3,7 @@
 `uv run python tests/test_notebooks.py` runs them and stores the outputs, which is to be done after every change.
 """
 
+import itertools
 from pathlib import Path
 
 import nbformat
@@ -48,9 +49,13 @@ def _code_cells(notebook: nbformat.NotebookNode) -> list[nbformat.NotebookNode]:
 
 
 def _kinds(cell: nbformat.NotebookNode) -> list[list[str]]:
-    """What a code cell put out: the media types of every output. Warnings on stderr depend on the machine."""
+    """What a code cell put out: the media types of every output, a stream once however it was cut into parts.
+
+    Warnings on stderr depend on the machine.
+    """
     outputs = [output for output in cell.outputs if output.get("name") != "stderr"]
-    return [sorted(output.get("data", {output.output_type: None})) for output in outputs]
+    kinds = [sorted(output.get("data", {output.output_type: None})) for output in outputs]
+    return [kind for kind, _ in itertools.groupby(kinds)]
 
 
 if __name__ == "__main__":
