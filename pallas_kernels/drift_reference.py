@@ -55,6 +55,13 @@ def split_keys(tiles: int, wanted: int) -> tuple[int, int]:
     return -(-tiles // steps), steps
 
 
+def group_queries(query: jax.Array, kv_heads: int) -> jax.Array:
+    """Queries `[B, R, H, A]` by the key head that they look at, `[B * Hkv, H / Hkv * R, A]`."""
+    batch, rows, heads, size = query.shape
+    grouped = query.reshape(batch, rows, kv_heads, -1, size).transpose(0, 2, 3, 1, 4)
+    return grouped.reshape(batch * kv_heads, heads // kv_heads * rows, size)
+
+
 def put_together(
     scores: jax.Array, stats: list[jax.Array], old: DriftReference
 ) -> tuple[jax.Array, jax.Array, DriftReference]:

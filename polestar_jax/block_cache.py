@@ -7,18 +7,18 @@ import jax.numpy as jnp
 
 from polestar_jax.attention import empty_cache
 from polestar_jax.attention_signals import ATTENTION, attention_problems, with_attention
+from polestar_jax.policy import Policy
 from polestar_jax.rows import (
     block_slots,
     forward_canvas,
     forward_rows,
     iota,
-    predicting_width,
     reaches_far,
     rows_at,
     rows_pass,
     whole_pass,
 )
-from polestar_jax.types import COMPUTED, Branch, Canvas, Commits, Pass, Prediction, Scope, Signal, Spec, pytree, static
+from polestar_jax.types import COMPUTED, Branch, Canvas, Pass, Scope, Signal, Spec, pytree, static
 
 
 @pytree
@@ -65,7 +65,7 @@ def step_slots(spec: Spec, scope: Scope, first_token: FirstToken) -> jax.Array:
 
 
 @pytree
-class BlockCache:
+class BlockCache(Policy):
     """Keys and values outside a row set stay as they were at the block's entry.
 
     Attributes:
@@ -82,16 +82,9 @@ class BlockCache:
     def provides(self) -> frozenset[Signal]:
         return ATTENTION | {COMPUTED}
 
-    @property
-    def needs(self) -> frozenset[Signal]:
-        return frozenset()
-
     def problems(self, spec: Spec) -> list[str]:
         found = [] if self.mode in ("dual", "prefix") else [f"cache={self.mode!r} must be 'dual' or 'prefix'"]
         return found + first_token_problems(spec, self.first_token) + attention_problems(self.attention_layers)
-
-    def width(self, spec: Spec) -> int:
-        return predicting_width(spec)
 
     def init(self, spec: Spec) -> KeysValues:
         return KeysValues(empty_cache(spec), empty_cache(spec))
@@ -106,11 +99,6 @@ class BlockCache:
 
     def kind(self, spec: Spec, cache: KeysValues, scope: Scope) -> jax.Array:
         return scope.entering.astype(jnp.int32)
-
-    def observe(
-        self, spec: Spec, cache: KeysValues, scope: Scope, prediction: Prediction, commits: Commits
-    ) -> KeysValues:
-        return cache
 
 
 def dual_step(

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from polestar_jax.attention import empty_cache, head_mean
 from polestar_jax.certainty import certainty_density
 from polestar_jax.commit import rank
+from polestar_jax.policy import Policy
 from polestar_jax.rollout import fill_gaps, nucleus, rollout_importance
 from polestar_jax.rows import (
     Forward,
@@ -50,7 +51,7 @@ class Chosen:
 
 
 @pytree
-class D2Cache:
+class D2Cache(Policy):
     """Every forward after the first computes a row set of its own.
 
     Attributes:
@@ -78,10 +79,6 @@ class D2Cache:
     @property
     def provides(self) -> frozenset[Signal]:
         return frozenset({COMPUTED})
-
-    @property
-    def needs(self) -> frozenset[Signal]:
-        return frozenset()
 
     def problems(self, spec: Spec) -> list[str]:
         found = []

@@ -40,6 +40,13 @@ def rank(score: jax.Array, eligible: jax.Array) -> jax.Array:
     return jnp.argsort(order, axis=1, stable=True).astype(jnp.int32)
 
 
+def score_of(prediction: Prediction, name: Signal) -> jax.Array:
+    """float32 `[B, R]`: "confidence", or a signal by which rows are put in order; "entropy" is negated."""
+    if name == "confidence":
+        return prediction.confidence
+    return -prediction.extra["entropy"] if name == "entropy" else prediction.extra[name]
+
+
 def drawn(spec: Spec, scope: Scope, prediction: Prediction, draw: Callable[..., jax.Array]) -> jax.Array:
     """float32 `[B, R]`: a number for each predicted position, `draw`n (as in `jax.random`) with this forward's keys."""
     plane = jax.vmap(lambda key: draw(key, (spec.gen_length,)))(scope.keys)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from polestar_jax.attention import empty_cache, head_mean
 from polestar_jax.elastic_layers import layer_canvas, layer_rows, most_attended, similarity
+from polestar_jax.policy import Policy
 from polestar_jax.rows import (
     embed_rows,
     forward_canvas,
@@ -20,7 +21,7 @@ from polestar_jax.rows import (
     take_rows,
 )
 from polestar_jax.sliding_window import first_of
-from polestar_jax.types import Branch, Canvas, Commits, Pass, Prediction, Scope, Signal, Spec, pytree, static
+from polestar_jax.types import Branch, Canvas, Commits, Pass, Prediction, Scope, Spec, pytree, static
 
 Along = Literal["keys", "heads"]
 
@@ -46,7 +47,7 @@ class Tracked:
 
 
 @pytree
-class ElasticCache:
+class ElasticCache(Policy):
     """Rows up to the boundary: the window's masks, the last commits and the tracked tokens; above it, everything.
 
     Attributes:
@@ -62,14 +63,6 @@ class ElasticCache:
     window: int = static(default=16)
     track: int = static(default=1)
     along: Along = static(default="keys")
-
-    @property
-    def provides(self) -> frozenset[Signal]:
-        return frozenset()
-
-    @property
-    def needs(self) -> frozenset[Signal]:
-        return frozenset()
 
     def problems(self, spec: Spec) -> list[str]:
         low = [name for name in ("window", "track") if getattr(self, name) < 1]

@@ -5,15 +5,14 @@ import jax.numpy as jnp
 
 from polestar_jax.attention_signals import ATTENTION, attention_problems, with_attention
 from polestar_jax.head import slot_confidence
-from polestar_jax.rows import forward_canvas, predicting_width, whole_pass
+from polestar_jax.policy import Policy
+from polestar_jax.rows import forward_canvas, whole_pass
 from polestar_jax.types import (
     COMPUTED,
     GENERATION,
     Branch,
     Canvas,
-    Commits,
     Pass,
-    Prediction,
     Scope,
     Signal,
     Spec,
@@ -23,7 +22,7 @@ from polestar_jax.types import (
 
 
 @pytree
-class NoCache:
+class NoCache(Policy):
     """Every forward recomputes the whole canvas.
 
     Attributes:
@@ -36,21 +35,11 @@ class NoCache:
     def provides(self) -> frozenset[Signal]:
         return ATTENTION | {GENERATION, COMPUTED, "slot_confidence"}
 
-    @property
-    def needs(self) -> frozenset[Signal]:
-        return frozenset()
-
     def problems(self, spec: Spec) -> list[str]:
         return attention_problems(self.attention_layers)
 
-    def width(self, spec: Spec) -> int:
-        return predicting_width(spec)
-
     def init(self, spec: Spec) -> tuple[()]:
         return ()
-
-    def restart(self, spec: Spec, state: tuple[()]) -> tuple[()]:
-        return state
 
     def branches(self, spec: Spec) -> tuple[Branch, ...]:
         def full(params, cache, canvas: Canvas, scope: Scope, mine: jax.Array) -> Pass:
@@ -66,8 +55,3 @@ class NoCache:
 
     def kind(self, spec: Spec, cache: tuple[()], scope: Scope) -> jax.Array:
         return jnp.zeros_like(scope.index)
-
-    def observe(
-        self, spec: Spec, cache: tuple[()], scope: Scope, prediction: Prediction, commits: Commits
-    ) -> tuple[()]:
-        return cache

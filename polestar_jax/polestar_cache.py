@@ -13,6 +13,7 @@ from polestar_jax.drift import Floor
 from polestar_jax.offload import Offload, store
 from polestar_jax.polestar_entry import full_entry, window_entry
 from polestar_jax.polestar_step import refresh, step
+from polestar_jax.policy import Policy
 from polestar_jax.quantize import FORMATS, Format, quantize
 from polestar_jax.rows import predicting_width
 from polestar_jax.types import (
@@ -59,7 +60,7 @@ class PolestarState:
 
 
 @pytree
-class PolestarCache:
+class PolestarCache(Policy):
     """When and where stale rows are recomputed.
 
     Attributes:
@@ -115,10 +116,6 @@ class PolestarCache:
     @property
     def provides(self) -> frozenset[Signal]:
         return ATTENTION | {"drift", "suffix", COMPUTED}
-
-    @property
-    def needs(self) -> frozenset[Signal]:
-        return frozenset()
 
     def problems(self, spec: Spec) -> list[str]:
         found = attention_problems(self.attention_layers)

@@ -34,12 +34,8 @@ class SemiAutoregressive:
     steps: int | None = static(default=None)
 
     def problems(self, spec: Spec) -> list[str]:
-        blocks = spec.gen_length // spec.span if spec.span > 0 else 1
-        if self.steps is not None and (not 0 < self.steps <= spec.gen_length or self.steps % max(blocks, 1)):
-            return [
-                f"steps={self.steps} must be a multiple of the {blocks} blocks and between {blocks} and"
-                f" gen_length={spec.gen_length}"
-            ]
+        if self.steps is not None and (found := step_problems(spec, self.steps)):
+            return found
         if self.block_length is None:
             return []
         if self.block_length < 1:
@@ -88,7 +84,7 @@ class SemiAutoregressive:
         return state, scope
 
     def advance(self, spec: Spec, state: Blocks, scope: Scope, canvas: Canvas) -> Blocks:
-        over = 0 if self.steps is None else scope.phase + 1 >= self.steps * spec.span // spec.gen_length
+        over = 0 if self.steps is None else scope.phase + 1 >= steps_per_block(spec, self.steps)
         index = jnp.minimum(self._open_block(spec, scope.index + over, canvas), spec.gen_length // spec.span - 1)
         return Blocks(index, jnp.where(index == scope.index, scope.phase + 1, 0))
 

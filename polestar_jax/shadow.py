@@ -4,12 +4,13 @@ import jax
 import jax.numpy as jnp
 
 from polestar_jax.attention import attend, project_rows
+from polestar_jax.policy import Policy
 from polestar_jax.rows import embed_rows, iota, rows_at, take_rows, whole_pass
-from polestar_jax.types import Branch, Canvas, Commits, Pass, Prediction, Scope, Signal, Spec, pytree
+from polestar_jax.types import Branch, Canvas, Pass, Scope, Signal, Spec, pytree
 
 
 @pytree
-class ShadowBlock:
+class ShadowBlock(Policy):
     """Every forward recomputes the whole canvas and S more rows, of [MASK] tokens at the block's positions.
 
     Nobody attends to the shadow but the shadow; a shadow row attends to the shadow and to all of the canvas but the
@@ -21,10 +22,6 @@ class ShadowBlock:
     def provides(self) -> frozenset[Signal]:
         return frozenset({"shadow"})
 
-    @property
-    def needs(self) -> frozenset[Signal]:
-        return frozenset()
-
     def problems(self, spec: Spec) -> list[str]:
         return []
 
@@ -34,19 +31,11 @@ class ShadowBlock:
     def init(self, spec: Spec) -> tuple[()]:
         return ()
 
-    def restart(self, spec: Spec, state: tuple[()]) -> tuple[()]:
-        return state
-
     def branches(self, spec: Spec) -> tuple[Branch, ...]:
         return (Branch("full", lambda *arguments: shadowed_forward(spec, *arguments)),)
 
     def kind(self, spec: Spec, cache: tuple[()], scope: Scope) -> jax.Array:
         return jnp.zeros_like(scope.index)
-
-    def observe(
-        self, spec: Spec, cache: tuple[()], scope: Scope, prediction: Prediction, commits: Commits
-    ) -> tuple[()]:
-        return cache
 
 
 def shadow_slots(spec: Spec, scope: Scope) -> tuple[jax.Array, jax.Array]:

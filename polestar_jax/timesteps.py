@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from polestar_jax.commit import Rule, candidate_rows, commit_rows, drawn, rank, reasons
+from polestar_jax.commit import Rule, candidate_rows, commit_rows, drawn, rank, reasons, score_of
 from polestar_jax.schedule import masks_at_entry, step_problems, steps_per_block
 from polestar_jax.types import Canvas, Prediction, Scope, Signal, Spec, pytree, static
 
@@ -73,8 +73,7 @@ class Timesteps(Rule):
         else:
             # Masks, not rows: at a block's edge a mask may have no row that predicts it.
             count = (scope.candidates.sum(axis=1) * now).astype(jnp.int32)
-            score = {"confidence": prediction.confidence} | prediction.extra
-            score = -score["entropy"] if self.order == "entropy" else score[self.order]
+            score = score_of(prediction, self.order)
             if self.noise is not None:
                 score = score / self.noise + drawn(spec, scope, prediction, jax.random.gumbel)
             chosen = rank(score, eligible) < count[:, None]

@@ -11,7 +11,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.drift_reference import NEGATIVE, DriftReference, put_together, split_keys
+from pallas_kernels.drift_reference import NEGATIVE, DriftReference, group_queries, put_together, split_keys
 from pallas_kernels.tiles import PER_COLUMN, ROWS, full, load, multiply, spread_columns, spread_rows
 
 KEYS = PIECE = 64
@@ -29,7 +29,7 @@ def drift_attention(
     tiles = pl.cdiv(flat, ROWS)
     parts, steps = split_keys(pl.cdiv(keys, KEYS), PROGRAMS // (planes * tiles))
     mask = jnp.pad(key_mask.astype(jnp.int32), ((0, 0), (0, parts * steps * KEYS - keys)))
-    grouped = query.reshape(batch, rows, kv_heads, -1, size).transpose(0, 2, 3, 1, 4).reshape(planes, flat, size)
+    grouped = group_queries(query, kv_heads)
     grouped = jnp.pad(grouped, ((0, 0), (0, tiles * ROWS - flat), (0, 0)))
     room, pieces = old.scores.shape[-1], size // PIECE
 

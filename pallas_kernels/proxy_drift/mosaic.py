@@ -6,7 +6,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.drift_reference import NEGATIVE, DriftReference, put_together, split_keys
+from pallas_kernels.drift_reference import NEGATIVE, DriftReference, group_queries, put_together, split_keys
 from pallas_kernels.tiles import PER_COLUMN, ROWS, full, load, multiply, spread_columns, spread_rows
 
 KEYS = 64
@@ -24,7 +24,7 @@ def proxy_drift(
     tiles = pl.cdiv(flat, ROWS)
     parts, steps = split_keys(pl.cdiv(keys, KEYS), PROGRAMS // (planes * tiles))
     mask = jnp.pad(key_mask.astype(jnp.int32), ((0, 0), (0, parts * steps * KEYS - keys)))
-    grouped = query.reshape(batch, clusters, kv_heads, -1, size).transpose(0, 2, 3, 1, 4).reshape(planes, flat, size)
+    grouped = group_queries(query, kv_heads)
     grouped = jnp.pad(grouped, ((0, 0), (0, tiles * ROWS - flat), (0, 0)))
     room = old.scores.shape[-1]
 

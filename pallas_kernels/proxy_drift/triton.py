@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import triton
 import triton.language as tl
 
-from pallas_kernels.drift_reference import NEGATIVE, DriftReference, put_together, split_keys
+from pallas_kernels.drift_reference import NEGATIVE, DriftReference, group_queries, put_together, split_keys
 from pallas_kernels.launch import launch_triton
 
 KEYS = 32
@@ -22,7 +22,7 @@ def proxy_drift(
     block = 16 if flat <= 16 else 64
     tiles = triton.cdiv(flat, block)
     parts, steps = split_keys(triton.cdiv(keys, KEYS), PROGRAMS // (planes * tiles))
-    grouped = query.reshape(batch, clusters, kv_heads, -1, size).transpose(0, 2, 3, 1, 4).reshape(planes, flat, size)
+    grouped = group_queries(query, kv_heads)
     stat = jax.ShapeDtypeStruct((parts, planes, tiles * block), jnp.float32)
     scores, *stats = launch_triton(
         _look,

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from polestar_jax.card import Card
-from polestar_jax.commit import Rule, candidate_rows, commit_rows, rank, reasons
+from polestar_jax.commit import Rule, candidate_rows, commit_rows, rank, reasons, score_of
 from polestar_jax.head import Greedy
 from polestar_jax.no_cache import NoCache
 from polestar_jax.rows import iota
@@ -78,8 +78,7 @@ class Confident(Rule):
     def commit(self, spec: Spec, state: jax.Array, scope: Scope, canvas: Canvas, prediction: Prediction):
         left, forwards = scope.candidates.sum(axis=1, dtype=jnp.int32), steps_per_block(spec, self.steps)
         at_entry = masks_at_entry(scope, state)
-        score = {"confidence": prediction.confidence} | prediction.extra
-        score = -score["entropy"] if self.score == "entropy" else score[self.score]
+        score = score_of(prediction, self.score)
         eligible = candidate_rows(scope, prediction)
         confident = eligible & (score > self.threshold)
         count = self._scheduled(forwards, left, at_entry, scope.phase)

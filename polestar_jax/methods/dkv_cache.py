@@ -11,9 +11,10 @@ from polestar_jax.card import Card
 from polestar_jax.commit import quota_or_confidence
 from polestar_jax.head import Greedy
 from polestar_jax.packed_rows import packed_step, row_capacities, share_problems, whole_step
-from polestar_jax.rows import predicting_width, replace_mine
+from polestar_jax.policy import Policy
+from polestar_jax.rows import replace_mine
 from polestar_jax.schedule import SemiAutoregressive
-from polestar_jax.types import Branch, Canvas, Commits, Method, Pass, Prediction, Scope, Signal, Spec, pytree, static
+from polestar_jax.types import Branch, Canvas, Method, Pass, Scope, Spec, pytree, static
 
 CARD = Card(
     title="dKV-Cache-Decode",
@@ -41,7 +42,7 @@ class DelayedState:
 
 
 @pytree
-class DelayedCache:
+class DelayedCache(Policy):
     """Every row is computed until its token has been seen by one forward, and kept from then on.
 
     Attributes:
@@ -53,14 +54,6 @@ class DelayedCache:
     interval: float
     reuse: Reuse = static(default="predicted")
     capacities: tuple[float, ...] = static(default=(0.25, 0.5))
-
-    @property
-    def provides(self) -> frozenset[Signal]:
-        return frozenset()
-
-    @property
-    def needs(self) -> frozenset[Signal]:
-        return frozenset()
 
     def problems(self, spec: Spec) -> list[str]:
         found = share_problems(self.capacities)
@@ -74,9 +67,6 @@ class DelayedCache:
                 " right of a decoded one could never be committed; use 'predicted' or 'both'"
             )
         return found
-
-    def width(self, spec: Spec) -> int:
-        return predicting_width(spec)
 
     def init(self, spec: Spec) -> DelayedState:
         return DelayedState(
@@ -111,11 +101,6 @@ class DelayedCache:
 
     def kind(self, spec: Spec, cache: DelayedState, scope: Scope) -> jax.Array:
         return ((scope.phase < 2) | (scope.phase % self.interval == 0)).astype(jnp.int32)
-
-    def observe(
-        self, spec: Spec, cache: DelayedState, scope: Scope, prediction: Prediction, commits: Commits
-    ) -> DelayedState:
-        return cache
 
 
 def dkv_cache(

@@ -8,9 +8,10 @@ from polestar_jax.block_cache import KeysValues
 from polestar_jax.card import Card
 from polestar_jax.head import Greedy
 from polestar_jax.packed_rows import packed_step, whole_step
+from polestar_jax.policy import Policy
 from polestar_jax.random_order import EveryCandidate, RandomOrder
-from polestar_jax.rows import iota, predicting_width, shift_left, slots_of
-from polestar_jax.types import Branch, Canvas, Commits, Method, Pass, Prediction, Scope, Signal, Spec, pytree, static
+from polestar_jax.rows import iota, shift_left, slots_of
+from polestar_jax.types import Branch, Canvas, Commits, Method, Pass, Prediction, Scope, Spec, pytree, static
 
 CARD = Card(
     title="dKV-Cache-Greedy",
@@ -44,7 +45,7 @@ def nearest_masks(slot: jax.Array, masks: jax.Array, count: int) -> jax.Array:
 
 
 @pytree
-class GreedyCache:
+class GreedyCache(Policy):
     """A step computes the rows committed last, the rows to be committed, and masks near these.
 
     Attributes:
@@ -57,22 +58,11 @@ class GreedyCache:
     steps: int | None = static(default=None)
     window: int = static(default=4)
 
-    @property
-    def provides(self) -> frozenset[Signal]:
-        return frozenset()
-
-    @property
-    def needs(self) -> frozenset[Signal]:
-        return frozenset()
-
     def problems(self, spec: Spec) -> list[str]:
         found = [f"interval={self.interval} must be at least 1"] if self.interval < 1 else []
         if self.window < 0:
             found.append(f"window={self.window} must be at least 0")
         return found
-
-    def width(self, spec: Spec) -> int:
-        return predicting_width(spec)
 
     def init(self, spec: Spec) -> GreedyState:
         kept = KeysValues(empty_cache(spec), empty_cache(spec))

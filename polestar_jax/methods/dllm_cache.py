@@ -16,7 +16,7 @@ from polestar_jax.feature_cache import (
     response_start,
 )
 from polestar_jax.head import Greedy
-from polestar_jax.rows import predicting_width
+from polestar_jax.policy import Policy
 from polestar_jax.schedule import SemiAutoregressive
 from polestar_jax.types import (
     GENERATION,
@@ -54,7 +54,7 @@ CARD = Card(
 
 
 @pytree
-class IntervalCache:
+class IntervalCache(Policy):
     """Prompt and response are refreshed in their own intervals, and a share of the response in every forward.
 
     Attributes:
@@ -72,16 +72,9 @@ class IntervalCache:
     def provides(self) -> frozenset[Signal]:
         return frozenset({GENERATION})
 
-    @property
-    def needs(self) -> frozenset[Signal]:
-        return frozenset()
-
     def problems(self, spec: Spec) -> list[str]:
         found = feature_problems(self.prompt_interval, self.response_interval, self.first_row)
         return found if 0 <= self.ratio <= 1 else [*found, f"ratio={self.ratio} must be between 0 and 1"]
-
-    def width(self, spec: Spec) -> int:
-        return predicting_width(spec)
 
     def init(self, spec: Spec) -> Features:
         return empty_features(spec)

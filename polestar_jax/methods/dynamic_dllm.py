@@ -21,8 +21,9 @@ from polestar_jax.feature_cache import (
     vectors_change,
 )
 from polestar_jax.head import Greedy
+from polestar_jax.policy import Policy
 from polestar_jax.prediction_dynamics import Mode, PredictionDynamics
-from polestar_jax.rows import iota, predicting_width, replace_mine
+from polestar_jax.rows import iota, replace_mine
 from polestar_jax.schedule import SemiAutoregressive
 from polestar_jax.types import (
     GENERATION,
@@ -108,7 +109,7 @@ def moved_rows(change: jax.Array, window: jax.Array, count: jax.Array, capacity:
 
 
 @pytree
-class WindowBudgetCache:
+class WindowBudgetCache(Policy):
     """In every forward a window around the last commit is computed, and the rows outside it that moved most.
 
     Attributes:
@@ -138,10 +139,6 @@ class WindowBudgetCache:
     def provides(self) -> frozenset[Signal]:
         return frozenset({GENERATION})
 
-    @property
-    def needs(self) -> frozenset[Signal]:
-        return frozenset()
-
     def problems(self, spec: Spec) -> list[str]:
         found = feature_problems(self.prompt_interval, self.response_interval, self.first_row)
         if self.select_from not in get_args(Source):
@@ -151,9 +148,6 @@ class WindowBudgetCache:
         if self.capacity < 1:
             found.append(f"capacity={self.capacity} must be at least 1")
         return found
-
-    def width(self, spec: Spec) -> int:
-        return predicting_width(spec)
 
     def init(self, spec: Spec) -> DynamicState:
         start = response_start(spec, self.first_row)

@@ -13,6 +13,7 @@ from polestar_jax.attention import empty_cache
 from polestar_jax.card import Card
 from polestar_jax.commit import confidence_rule, rank
 from polestar_jax.head import Greedy
+from polestar_jax.policy import Policy
 from polestar_jax.rows import (
     block_slots,
     forward_canvas,
@@ -61,7 +62,7 @@ class Dated:
 
 
 @pytree
-class EntropyCache:
+class EntropyCache(Policy):
     """Rows as on the card.
 
     Attributes:
@@ -73,10 +74,6 @@ class EntropyCache:
     max_entropy: float
     recent: int = static(default=64)
     ahead: int = static(default=1)
-
-    @property
-    def provides(self) -> frozenset[Signal]:
-        return frozenset()
 
     @property
     def needs(self) -> frozenset[Signal]:

@@ -10,8 +10,9 @@ from polestar_jax.block_cache import BlockCache, KeysValues, full_entry, prefix_
 from polestar_jax.card import Card
 from polestar_jax.commit import Quota, confidence_rule
 from polestar_jax.head import Greedy
+from polestar_jax.policy import Policy
 from polestar_jax.schedule import SemiAutoregressive
-from polestar_jax.types import Branch, Canvas, Commits, Method, Pass, Prediction, Scope, Signal, Spec, pytree, static
+from polestar_jax.types import Branch, Canvas, Method, Pass, Scope, Signal, Spec, pytree, static
 
 CARD = Card(
     title="FreeCache",
@@ -64,7 +65,7 @@ class CleanState:
 
 
 @pytree
-class CleanPrefix:
+class CleanPrefix(Policy):
     """Every forward but the first recomputes the rows from the block on; what was before it stays for good.
 
     A block's keys and values are those of the forward that made its last commit, which saw [MASK] there.
@@ -78,10 +79,6 @@ class CleanPrefix:
     @property
     def provides(self) -> frozenset[Signal]:
         return _PREFIX.provides
-
-    @property
-    def needs(self) -> frozenset[Signal]:
-        return frozenset()
 
     def problems(self, spec: Spec) -> list[str]:
         return []
@@ -108,8 +105,3 @@ class CleanPrefix:
 
     def kind(self, spec: Spec, cache: CleanState, scope: Scope) -> jax.Array:
         return (~cache.filled).astype(jnp.int32) if self.freeze else jnp.ones_like(scope.index)
-
-    def observe(
-        self, spec: Spec, cache: CleanState, scope: Scope, prediction: Prediction, commits: Commits
-    ) -> CleanState:
-        return cache

@@ -9,6 +9,7 @@ from polestar_jax.block_cache import FirstToken, first_token_problems, step_slot
 from polestar_jax.card import Card
 from polestar_jax.commit import FirstTokenAtEntry, quota_or_confidence
 from polestar_jax.head import Greedy
+from polestar_jax.policy import Policy
 from polestar_jax.rows import (
     count_rows,
     embed_rows,
@@ -25,13 +26,10 @@ from polestar_jax.schedule import SemiAutoregressive
 from polestar_jax.types import (
     Branch,
     Canvas,
-    Commits,
     Method,
     Pass,
-    Prediction,
     RowSet,
     Scope,
-    Signal,
     Spec,
     pytree,
     static,
@@ -79,7 +77,7 @@ def pooled(importance: jax.Array, kernel: int) -> jax.Array:
 
 
 @pytree
-class PrunedCache:
+class PrunedCache(Policy):
     """A block's first two forwards are complete; its others compute the block against the keys that the second kept.
 
     Attributes:
@@ -91,14 +89,6 @@ class PrunedCache:
     keep_ratio: float = static(default=0.5)
     kernel: int = static(default=3)
     first_token: FirstToken = static(default="exact")
-
-    @property
-    def provides(self) -> frozenset[Signal]:
-        return frozenset()
-
-    @property
-    def needs(self) -> frozenset[Signal]:
-        return frozenset()
 
     def problems(self, spec: Spec) -> list[str]:
         found = first_token_problems(spec, self.first_token)
@@ -176,9 +166,6 @@ class PrunedCache:
 
     def kind(self, spec: Spec, cache, scope: Scope) -> jax.Array:
         return (scope.phase < 2).astype(jnp.int32)
-
-    def observe(self, spec: Spec, cache, scope: Scope, prediction: Prediction, commits: Commits):
-        return cache
 
 
 def sparse_dllm(
