@@ -4,6 +4,7 @@ import dataclasses
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import jax.numpy as jnp
@@ -104,9 +105,7 @@ def from_params(model: Transformer, params: Params) -> Source:
     ]
     if problems:
         raise ValueError("these are not the parameters of this model:\n  " + "\n  ".join(sorted(problems)))
-    family, (naming, *_) = next(
-        family for kind, family in FAMILIES.items() if kind.lower() == model.config.family.lower()
-    )
+    family, (naming, *_) = family_of(model.config)
     dtype = jnp.dtype(model.config.dtype)
 
     def read(paths: Iterable[str]) -> Iterator[tuple[str, np.ndarray]]:
@@ -120,6 +119,11 @@ def from_params(model: Transformer, params: Params) -> Source:
         leaves={path: Leaf(path, leaves[path].shape, jnp.dtype(leaves[path].dtype).name) for path in expected},
         read=read,
     )
+
+
+def family_of(config: Config) -> tuple[ModuleType, tuple[Naming, ...]]:
+    """The entry of `FAMILIES` that a config belongs to."""
+    return next(family for kind, family in FAMILIES.items() if kind.lower() == config.family)
 
 
 def read_config(folder: Path) -> tuple[Config, dict[str, Any], tuple[Naming, ...]]:

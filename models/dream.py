@@ -42,6 +42,10 @@ _FIELDS = Fields(
 )
 
 
+TRAITS: dict[str, Any] = {"family": "dream", "bias": True, "shift": 1, "wide_rotary": False}
+"""What every Dream's `Config` says beside shapes and ids."""
+
+
 def read_config(fields: Mapping[str, Any], dtype: str = "float32") -> Config:
     """Reads the fields of a HF `config.json`; every field is used, ignored by name, or refused.
 
@@ -56,13 +60,9 @@ def read_config(fields: Mapping[str, Any], dtype: str = "float32") -> Config:
     problems = problems or head_problems(fields, "hidden_size", "num_attention_heads", "num_key_value_heads", kv_heads)
     _FIELDS.check(problems)
     return Config(
-        **{ours: fields[theirs] for theirs, ours in _FIELDS.used.items()},
-        family="dream",
+        **{ours: fields[theirs] for theirs, ours in _FIELDS.used.items()} | TRAITS,
         kv_heads=kv_heads or fields["num_attention_heads"],
         tied=bool(fields.get("tie_word_embeddings")),
-        bias=True,
-        shift=1,
-        wide_rotary=False,
         dtype=dtype,
     )
 

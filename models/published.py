@@ -1,5 +1,6 @@
 """Published models by name: their shapes, for plans and tests that need no weights."""
 
+from models import dream
 from models.transformer import Config, Transformer
 
 LLADA_8B = Config(
@@ -19,7 +20,7 @@ LLADA_8B = Config(
 )
 
 DREAM_7B = Config(
-    family="dream",
+    **dream.TRAITS,
     vocab_size=152064,
     model_size=3584,
     layers=28,
@@ -31,9 +32,6 @@ DREAM_7B = Config(
     epsilon=1e-6,
     mask_id=151666,
     eos_id=151643,
-    bias=True,
-    shift=1,
-    wide_rotary=False,
     dtype="bfloat16",
 )
 

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from models import dream
 from models.transformer import Config, Transformer
 from polestar_jax import Prompt, make_decode, methods
 from polestar_jax.composition import combine
@@ -34,7 +35,7 @@ TINY = Config(
 )
 
 # Dream differs in whom a row predicts, in biases, and in rotary arithmetic, which float32 does not tell apart.
-DREAM = dataclasses.replace(TINY, family="dream", bias=True, shift=1, wide_rotary=False)
+DREAM = dataclasses.replace(TINY, **dream.TRAITS)
 
 FAMILIES = {"llada": Transformer(TINY), "dream": Transformer(DREAM)}
 

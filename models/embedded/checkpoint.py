@@ -12,15 +12,14 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 
-from convert.names import DREAM, LLADA, flatten
-from models import dream, llada
+from convert.names import flatten
+from convert.source import family_of
 from models.embedded import tasks
 from models.transformer import Config, Params
 
 BLOCK = 8
 _IDS = {word: number for number, word in enumerate(tasks.VOCABULARY)}
 EOS_ID, MASK_ID = _IDS[tasks.EOS], _IDS[tasks.MASK]
-_FORMATS = {"llada": (llada.write_config, LLADA), "dream": (dream.write_config, DREAM)}
 
 
 def make_tokenizer() -> Tokenizer:
@@ -52,7 +51,7 @@ def decode_text(answer: np.ndarray) -> str:
 
 def save_checkpoint(folder: Path, config: Config, params: Params) -> None:
     """Writes config, tokenizer, decoding defaults and weights as its family has them, each file in one rename."""
-    write_config, naming = _FORMATS[config.family]
+    family, (naming, *_) = family_of(config)
     tensors = {naming.source(path): np.asarray(leaf, np.float32) for path, leaf in flatten(params).items()}
     generation = {"gen_length": tasks.ANSWER_LENGTH, "block_length": BLOCK, "steps": tasks.ANSWER_LENGTH}
     folder.mkdir(parents=True, exist_ok=True)
@@ -60,7 +59,7 @@ def save_checkpoint(folder: Path, config: Config, params: Params) -> None:
         save_file(tensors, path, {"format": "pt"})
     with replacing(folder / "tokenizer.json") as path:
         make_tokenizer().save(str(path))
-    for name, content in (("config.json", write_config(config)), ("generation_config.json", generation)):
+    for name, content in (("config.json", family.write_config(config)), ("generation_config.json", generation)):
         with replacing(folder / name) as path:
             path.write_text(json.dumps(content, indent=2) + "\n")
 

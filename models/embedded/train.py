@@ -25,6 +25,7 @@ import optax
 import optax.contrib
 
 from convert import load_hf
+from models import dream
 from models.embedded import tasks
 from models.embedded.checkpoint import BLOCK, EOS_ID, MASK_ID, encode, replacing, save_checkpoint
 from models.embedded.evaluation import evaluate, predicted
@@ -157,24 +158,21 @@ def make_step(model: Transformer, recipe: Recipe) -> Callable[[State, jax.Array,
 
 def make_model(recipe: Recipe) -> Transformer:
     """The model of a recipe, its parameters not yet made."""
-    dream = recipe.family == "dream"
+    traits: dict[str, Any] = dream.TRAITS if recipe.family == "dream" else {"family": "llada"}
     return Transformer(
         Config(
-            family=recipe.family,
+            **traits,
             vocab_size=len(tasks.VOCABULARY),
             model_size=recipe.model_size,
             layers=recipe.layers,
             heads=recipe.heads,
-            kv_heads=recipe.heads // 2 if dream else recipe.heads,
+            kv_heads=recipe.heads // (2 if recipe.family == "dream" else 1),
             feed_forward=recipe.feed_forward,
             max_length=128,
             rope_theta=100.0,
             epsilon=1e-5,
             mask_id=MASK_ID,
             eos_id=EOS_ID,
-            bias=dream,
-            shift=int(dream),
-            wide_rotary=not dream,
         )
     )
 

@@ -10,6 +10,7 @@ examples:
 """
 
 import argparse
+import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -58,12 +59,9 @@ def run(arguments: argparse.Namespace) -> None:
     rows, shots = (_read_pairs(option, getattr(arguments, option)) for option in ("rows", "shots"))
     if arguments.limit is not None and arguments.limit < 1:
         raise ValueError(f"--limit {arguments.limit} must be at least 1")
+    if importlib.util.find_spec("lm_eval") is None:
+        raise ImportError('polestar eval needs lm-eval: pip install "polestar-jax[eval]"')
     with notes.status("loading"):
-        try:
-            import lm_eval  # noqa: F401
-        except ImportError as error:
-            raise ImportError('polestar eval needs lm-eval: pip install "polestar-jax[eval]"') from error
-
         from polestar_jax import load
         from polestar_jax.commands.method_arguments import describe_method, parse_method
         from polestar_jax.environment import describe_environment

@@ -84,20 +84,20 @@ def run(arguments: argparse.Namespace) -> None:
         )
     ]
     words = [tokenizer.decode([token], skip_special_tokens=False) for token in alone.tokens[-1]]
-    drawn = {
-        "3a-error": figures.draw_cumulative_error(cached),
-        "3b-progress": figures.draw_progress(alone),
-        "3c-trajectories": figures.draw_trajectories(alone),
-        "4-heatmap": figures.draw_heatmap(alone, words=words),
-        "6a-policies": figures.draw_policies(accuracy),
-        "8-commits": figures.draw_drift_by_commits(traces["parallel"]),
-        "12-timing": figures.draw_timing(timing),
-        "13-memory": figures.draw_memory(memory, "P 1024, G 256, S 32, bfloat16, batch 1; from shapes"),
+    shown: dict[str, tuple[Any, ...]] = {
+        "3a-error": (cached,),
+        "3b-progress": (alone,),
+        "3c-trajectories": (alone,),
+        "4-heatmap": (alone, -1, words),
+        "6a-policies": (accuracy,),
+        "8-commits": (traces["parallel"],),
+        "12-timing": (timing,),
+        "13-memory": (memory, "P 1024, G 256, S 32, bfloat16, batch 1; from shapes"),
     }
     if front is not None:
-        drawn["1-front"] = figures.draw_front(front, "tps", f"{arguments.model}: tokens per forward in brackets")
-    for name, figure in drawn.items():
-        figure.savefig(folder / f"{name}.png")
+        shown["1-front"] = (front, "tps", f"{arguments.model}: tokens per forward in brackets")
+    for name, values in shown.items():
+        figures.FIGURES[name](*values).savefig(folder / f"{name}.png")
     shares = drift_study.cumulative_error(cached)[-1]
     record = {
         "environment": describe_environment(dtype=model.config.dtype, command=arguments.words),
@@ -113,6 +113,6 @@ def run(arguments: argparse.Namespace) -> None:
         "memory": memory,
     }
     (folder / "figures.json").write_text(json.dumps(record, indent=1) + "\n")
-    results.print(f"{len(drawn)} figures in {folder}")
+    results.print(f"{len(shown)} figures in {folder}")
     for name, value in accuracy.items():
         results.print(f"  most stale 25 % found by {name}: {value:.0%}")

@@ -8,9 +8,14 @@ import numpy as np
 
 from polestar_jax import make_decode, pad_prompts
 from polestar_jax.metrics import before_eos, binomial_error, concatenate, measure
-from polestar_jax.types import Method, Model
+from polestar_jax.types import DecodeOutput, Method, Model
 
 BATCH = 50
+
+
+def first_rows(output: DecodeOutput, count: int) -> DecodeOutput:
+    """The first `count` batch rows of an output; the others fill up a batch."""
+    return jax.tree.map(lambda leaf: leaf[:count], output)
 
 
 def measure_method(
@@ -32,7 +37,7 @@ def measure_method(
         part = ids[start : start + width]
         prompt = pad_prompts(part + part[:1] * (width - len(part)), length)
         output, state = decode(params, state, prompt)
-        output = jax.tree.map(lambda leaf: np.asarray(leaf)[: len(part)], output)  # noqa: B023
+        output = first_rows(jax.device_get(output), len(part))
         counts.append(measure(output, eos_id=model.config.eos_id, kinds=decode.kinds))
         for item, row in zip(items[start : start + width], output.tokens, strict=False):
             text = tokenizer.decode(before_eos(row, model.config.eos_id).tolist(), skip_special_tokens=False)
