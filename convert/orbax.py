@@ -249,7 +249,8 @@ def _understood(place: Path) -> Iterator[None]:
         yield
     except Exception as error:  # Orbax raises anything, and TensorStore ValueErrors even for a full disk
         time.sleep(0.2)  # other writes that fail now report to a loop that Orbax has closed
-        system = re.search(r"([^:\[\]]+) \[os_error_code='(\d+)'", str(error))
+        # An error that another one quotes has backslashes before its own quotes.
+        system = re.search(r"([^:\[\]]+) \[os_error_code=\\*'(\d+)", str(error))
         if system:
             raise OSError(int(system[2]), system[1].strip()) from error
         if isinstance(error, OSError) and error.errno:

@@ -1,5 +1,6 @@
 """`polestar convert`: there and back with equal bits, stopped and resumed, and refused with nothing left behind."""
 
+import errno
 import json
 import os
 import resource
@@ -575,3 +576,11 @@ def test_benchmark_on_a_small_scale():
     ran = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=True)
     assert ran.stdout.count("39 of 39 tensors have equal bits") == 2, ran.stdout
     assert ran.stdout.count("51 of 51 tensors have equal bits") == 2, ran.stdout
+
+
+@pytest.mark.parametrize("quote", ["'", "\\'", "\\\\'"])
+def test_a_quoted_error_of_the_system_is_one(tmp_path: Path, quote: str):
+    text = f"Error writing 'x': No space left on device [os_error_code={quote}28{quote}] [source_locations=...]"
+    with pytest.raises(OSError, match="No space left on device") as caught, orbax._understood(tmp_path):
+        raise ValueError(text)
+    assert caught.value.errno == errno.ENOSPC
