@@ -249,10 +249,10 @@ def _understood(place: Path) -> Iterator[None]:
         yield
     except Exception as error:  # Orbax raises anything, and TensorStore ValueErrors even for a full disk
         time.sleep(0.2)  # other writes that fail now report to a loop that Orbax has closed
-        # An error that another one quotes has backslashes before its own quotes.
-        system = re.search(r"([^:\[\]]+) \[os_error_code=\\*'(\d+)", str(error))
+        # Only the number is sure to be there: other facts may stand between it and the system's words.
+        system = re.search(r"os_error_code=\\*'(\d+)", str(error))
         if system:
-            raise OSError(int(system[2]), system[1].strip()) from error
+            raise OSError(int(system[1]), os.strerror(int(system[1]))) from error
         if isinstance(error, OSError) and error.errno:
             raise
         raise ValueError(f"{place} is damaged ({str(error).splitlines()[0]})") from error

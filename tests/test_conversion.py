@@ -578,9 +578,12 @@ def test_benchmark_on_a_small_scale():
     assert ran.stdout.count("51 of 51 tensors have equal bits") == 2, ran.stdout
 
 
-@pytest.mark.parametrize("quote", ["'", "\\'", "\\\\'"])
-def test_a_quoted_error_of_the_system_is_one(tmp_path: Path, quote: str):
-    text = f"Error writing 'x': No space left on device [os_error_code={quote}28{quote}] [source_locations=...]"
+@pytest.mark.parametrize("between", ["", " [transform='{...}']"])
+@pytest.mark.parametrize("quote", ["'", "\\'"])
+def test_an_error_of_the_system_is_found_in_what_orbax_raises(tmp_path: Path, quote: str, between: str):
+    text = (
+        f"Error writing 'x': No space left on device{between} [os_error_code={quote}28{quote}] [source_locations=...]"
+    )
     with pytest.raises(OSError, match="No space left on device") as caught, orbax._understood(tmp_path):
         raise ValueError(text)
     assert caught.value.errno == errno.ENOSPC
