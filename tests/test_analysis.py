@@ -1,17 +1,22 @@
 """Traces and figures: the definitions by hand, and the command as a user runs it."""
 
+import itertools
 import json
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
+from matplotlib.text import Text
 from methods_table import FAMILIES, lively_params
 
 from polestar_jax import methods
 from polestar_jax.analysis import drift_study, figures
 from polestar_jax.analysis.costs import state_bytes
+from polestar_jax.analysis.labels import place_labels
 from polestar_jax.analysis.trace import look, record_trace
 from polestar_jax.cli import main
+from polestar_jax.commands.figures import _read_front
 
 PROMPT = [3, 7, 1, 22, 5]
 GEN_LENGTH, BLOCK_LENGTH = 16, 4
@@ -152,18 +157,73 @@ def test_state_bytes_are_those_of_the_state():
     assert polestar["window: codes, centroids, proxies"] > 0
 
 
-def test_the_command_draws_every_figure(tmp_path, capsys):
+def test_shares_of_many_decodes_by_hand():
+    counts = [
+        dict.fromkeys(drift_study.POLICIES, 0) | {"KL drift": found, "of": of} for found, of in ((6, 10), (9, 30))
+    ]
+    share, error = drift_study.share_found(counts)["KL drift"]
+    assert share == 15 / 40
+    # A ratio's residuals are 6 - 3.75 and 9 - 11.25.
+    np.testing.assert_allclose(error, np.sqrt(2 * (2.25**2 + 2.25**2)) / 40)
+    assert np.isnan(drift_study.share_found(counts[:1])["KL drift"][1])
+    assert drift_study.share_found(counts)["random"] == (0, 0)
+
+
+def test_the_front_is_what_nothing_beats():
     rows = [
         {"method": name, "accuracy": accuracy, "tpf": tpf, "tps": 10 * tpf}
-        for name, accuracy, tpf in (("vanilla", 0.9, 1), ("polestar", 0.88, 4), ("worse", 0.5, 2))
+        for name, accuracy, tpf in (("slow", 0.9, 1), ("polestar", 0.88, 4), ("worse", 0.5, 2), ("tie", 0.88, 3))
     ]
-    (tmp_path / "demo.json").write_text(json.dumps({"rows": rows}))
-    words = ["figures", "--items", "2", "--out", str(tmp_path / "out"), "--front", str(tmp_path / "demo.json")]
+    assert [row["method"] for row in figures.pareto_front(rows)] == ["polestar", "slow"]
+    figure = figures.draw_front(rows, "tpf")
+    (axes,) = figure.axes
+    assert [text.get_text() for text in axes.texts] == ["polestar", "slow", "worse", "tie"]
+    assert axes.get_ylim()[1] > 90
+
+
+def test_names_cover_neither_one_another_nor_points():
+    figure = Figure(figsize=(5, 4), dpi=100, layout="constrained")
+    axes = figure.subplots()
+    points = [(f"method {number}", 1 + 0.01 * (number % 3), 2 + 0.01 * number, "black") for number in range(9)]
+    axes.plot([0, 3], [0, 4], lw=0)
+    place_labels(figure, axes, points, size=8)
+    boxes = [Text.get_window_extent(text) for text in axes.texts]
+    assert len(boxes) == len(points)
+    assert not any(one.overlaps(other) for one, other in itertools.combinations(boxes, 2))
+    centers = axes.transData.transform([point[1:3] for point in points])
+    assert not any(box.contains(*center) for box in boxes for center in centers)
+    page = axes.get_window_extent()
+    assert all(page.contains(*corner) for box in boxes for corner in box.corners())
+
+
+def test_the_command_draws_every_figure(tmp_path, capsys):
+    words = ["figures", "--items", "2", "--out", str(tmp_path / "out"), "--methods", "parallel,parallel:threshold=0.5"]
     assert main(words) == 0, capsys.readouterr().err
     drawn = {path.stem for path in (tmp_path / "out").glob("*.png")}
     assert drawn == set(figures.FIGURES)
     record = json.loads((tmp_path / "out" / "figures.json").read_text())
     assert set(record["selection_accuracy"]) == set(drift_study.POLICIES)
     assert {row["kind"] for row in record["timing"]} >= {"step", "entry", "full entry"}
-    assert main(["figures", "--items", "0"]) == 2
-    assert "--items 0" in capsys.readouterr().err
+    careful, hasty = record["front"]
+    assert careful["tpf"] < hasty["tpf"] and careful["tps"] > 0
+
+
+def test_bad_words_to_figures(tmp_path, capsys):
+    (tmp_path / "empty.json").write_text('{"rows": []}')
+    (tmp_path / "other.json").write_text('{"rows": [{"method": "polestar"}]}')
+    for words, message in (
+        (["--items", "0"], "--items 0"),
+        (["--methods", "nonesuch"], "unknown method 'nonesuch'"),
+        (["--front", str(tmp_path / "missing.json")], "there is no such file"),
+        (["--front", str(tmp_path / "empty.json")], "no rows with method, accuracy, tpf and tps"),
+        (["--front", str(tmp_path / "other.json")], "no rows with method, accuracy, tpf and tps"),
+        (["--front", __file__], "was not written by"),
+    ):
+        assert main(["figures", *words]) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_a_front_can_come_from_the_demo(tmp_path):
+    rows = [{"method": "vanilla", "accuracy": 0.9, "tpf": 1, "tps": 10}]
+    (tmp_path / "demo.json").write_text(json.dumps({"rows": rows}))
+    assert _read_front(str(tmp_path / "demo.json")) == rows

@@ -5,7 +5,9 @@ import json
 import pytest
 from methods_table import FAMILIES
 
-from polestar_jax import make_decode
+from polestar_jax import load, make_decode
+from polestar_jax.analysis import drift_study, trace
+from polestar_jax.analysis.prompts import cached_method, pick_prompts
 from polestar_jax.cli import main
 from polestar_jax.commands.method_arguments import parse_method
 from polestar_jax.evaluation import measure_points
@@ -33,5 +35,23 @@ def test_a_sweep_goes_on_where_it_was(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(measure_points, "measure_method", None)
     assert main(words) == 0
     assert json.loads((tmp_path / "tau.json").read_text())["rows"] == record["rows"]
+    assert all(row["measured"]["date"] for row in record["rows"])
     assert main(["sweep", "colour"]) == 2
     assert "unknown sweep colour; there are components" in capsys.readouterr().err
+
+
+def test_drift_policies_are_those_of_figure_6a(tmp_path, capsys, monkeypatch):
+    words = ["sweep", "drift", "--items", "2", "--out", str(tmp_path)]
+    assert main(words) == 0, capsys.readouterr().err
+    record = json.loads((tmp_path / "drift.json").read_text())
+    assert [row["label"] for row in record["rows"]] == list(drift_study.POLICIES)
+    assert [row["default"] for row in record["rows"]] == [True, False, False, False]
+    assert (tmp_path / "drift.png").read_bytes().startswith(b"\x89PNG")
+    model, params, tokenizer = load("polestar-tiny")
+    traces = [
+        trace.record_trace(model, params, cached_method(8), prompt, 48) for prompt in pick_prompts(tokenizer, 2, 0)
+    ]
+    assert {row["label"]: row["accuracy"] for row in record["rows"]} == drift_study.selection_accuracy(traces)
+    monkeypatch.setattr(trace, "record_trace", None)
+    assert main(words) == 0
+    assert json.loads((tmp_path / "drift.json").read_text())["rows"] == record["rows"]

@@ -39,35 +39,58 @@ def cumulative_error(trace: Trace) -> np.ndarray:
     return np.cumsum(sums, axis=0) / max(sums.sum(), 1e-12)
 
 
-def selection_accuracy(traces: Sequence[Trace], share: float = 0.25, seed: int = 0) -> dict[str, float]:
-    """Figure 6a: how many of the `share` most stale window positions each policy's own top `share` has.
+def count_found(trace: Trace, share: float = 0.25, seed: int = 0) -> dict[str, int]:
+    """Figure 6a, one decode: how many of the `share` most stale window positions each policy's own top `share` has.
 
-    Per layer and step inside a block, over Polestar's window (two blocks before, one after), in cached trajectories.
+    Per layer and step inside a block, over Polestar's window (two blocks before, one after), in a cached trajectory.
     Uncertainty is 1 - the confidence of a position's prediction, and is the same in all layers.
+
+    Returns:
+      counts by policy, and under "of" how many there were to find.
     """
     source = np.random.default_rng(seed)
-    hits: dict[str, int] = dict.fromkeys(POLICIES, 0)
-    total = 0
-    for trace in traces:
-        uncertainty = 1 - trace.confidence
-        for step in map(int, np.flatnonzero(~trace.entering)):
-            inside = np.flatnonzero(window_of(trace, step, 2, 1))
-            count = round(share * len(inside))
-            for layer in range(trace.drift.shape[1]):
-                stale = trace.staleness[step, layer, inside]
-                if not count or not np.isfinite(stale).all() or stale.max() <= 1e-6:
-                    continue
-                scores = {
-                    "KL drift": trace.drift_since_entry[step, layer, inside],
-                    "most attended, cosine": trace.anchor_change[step, layer, inside],
-                    "uncertainty": uncertainty[step, inside],
-                    "random": source.random(len(inside)),
-                }
-                truth = set(np.argsort(-stale, kind="stable")[:count])
-                for name, score in scores.items():
-                    hits[name] += len(truth & set(np.argsort(-score, kind="stable")[:count]))
-                total += count
-    return {name: found / max(total, 1) for name, found in hits.items()}
+    found: dict[str, int] = dict.fromkeys((*POLICIES, "of"), 0)
+    uncertainty = 1 - trace.confidence
+    for step in map(int, np.flatnonzero(~trace.entering)):
+        inside = np.flatnonzero(window_of(trace, step, 2, 1))
+        count = round(share * len(inside))
+        for layer in range(trace.drift.shape[1]):
+            stale = trace.staleness[step, layer, inside]
+            if not count or not np.isfinite(stale).all() or stale.max() <= 1e-6:
+                continue
+            scores = {
+                "KL drift": trace.drift_since_entry[step, layer, inside],
+                "most attended, cosine": trace.anchor_change[step, layer, inside],
+                "uncertainty": uncertainty[step, inside],
+                "random": source.random(len(inside)),
+            }
+            truth = set(np.argsort(-stale, kind="stable")[:count])
+            for name, score in scores.items():
+                found[name] += len(truth & set(np.argsort(-score, kind="stable")[:count]))
+            found["of"] += count
+    return found
+
+
+def share_found(counts: Sequence[dict[str, int]]) -> dict[str, tuple[float, float]]:
+    """Counts of many decodes together: by policy the share it found, and its standard error over decodes.
+
+    The error is that of a ratio of two sums, NaN for one decode: positions of one decode are no independent samples.
+    """
+    of = np.array([each["of"] for each in counts], np.float64)
+    total, number = max(of.sum(), 1.0), len(counts)
+    result = {}
+    for name in POLICIES:
+        found = np.array([each[name] for each in counts], np.float64)
+        share = found.sum() / total
+        spread = ((found - share * of) ** 2).sum() * number / max(number - 1, 1)
+        result[name] = float(share), float(np.sqrt(spread) / total) if number > 1 else float("nan")
+    return result
+
+
+def selection_accuracy(traces: Sequence[Trace], share: float = 0.25, seed: int = 0) -> dict[str, float]:
+    """Figure 6a over several decodes: by policy, the share of the most stale positions that it finds."""
+    counts = [count_found(trace, share, seed + number) for number, trace in enumerate(traces)]
+    return {name: value for name, (value, _) in share_found(counts).items()}
 
 
 def progress(trace: Trace, position: int) -> np.ndarray:

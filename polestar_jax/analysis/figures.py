@@ -6,8 +6,10 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import LogLocator, NullFormatter, NullLocator, StrMethodFormatter
 
 from polestar_jax.analysis import drift_study
+from polestar_jax.analysis.labels import place_labels
 from polestar_jax.analysis.trace import Trace
 
 INK, SOFT, WARM, RED, GOLD = "#1f4e79", "#9db7d1", "#c05020", "#c0202a", "#e0a800"
@@ -141,17 +143,32 @@ def draw_drift_by_commits(traces: Sequence[Trace]) -> Figure:
     return figure
 
 
-def draw_policies(accuracy: dict[str, float]) -> Figure:
-    """Figure 6a: share of the truly most stale positions that each policy selects."""
-    figure, axes = _figure(4.4, 3.0)
-    values = [100 * value for value in accuracy.values()]
-    axes.bar(range(len(values)), values, color=[INK, *[SOFT] * (len(values) - 1)], width=0.65)
-    for place, value in enumerate(values):
+def draw_policies(accuracy: dict[str, float], errors: dict[str, float] | None = None, title: str = "") -> Figure:
+    """Figure 6a: share of the truly most stale positions that each policy selects, Polestar's own starred.
+
+    Args:
+      accuracy: by policy, of `drift_study.selection_accuracy`.
+      errors: standard errors.
+      title: above all.
+    """
+    figure, axes = _figure(4.6, 3.2)
+    own = drift_study.POLICIES[0]
+    for place, (name, share) in enumerate(accuracy.items()):
+        error = 0.0 if errors is None else 100 * errors[name]
+        options = {"yerr": error, "capsize": 2.5, "error_kw": {"elinewidth": 0.9}} if errors else {}
+        axes.bar(place, 100 * share, color=INK if name == own else SOFT, width=0.65, **options)
         axes.annotate(
-            f"{value:.0f}", (place, value), xytext=(0, 2), textcoords="offset points", ha="center", fontsize=9
+            f"{'★ ' if name == own else ''}{100 * share:.0f}",
+            (place, 100 * share + error),
+            xytext=(0, 2),
+            textcoords="offset points",
+            ha="center",
+            fontsize=9,
         )
-    axes.set_xticks(range(len(values)), [name.replace(", ", ",\n") for name in accuracy])
-    axes.set_ylabel("selection accuracy (%)")
+    axes.set_xticks(range(len(accuracy)), [name.replace(", ", ",\n") for name in accuracy])
+    axes.set_ylabel("most stale positions found (%)")
+    axes.set_title(title, fontsize=9.5, loc="left")
+    axes.margins(y=0.1)
     return figure
 
 
@@ -186,38 +203,59 @@ def draw_memory(rows: Sequence[dict[str, Any]], title: str) -> Figure:
     return figure
 
 
-def draw_front(rows: Sequence[dict[str, Any]], speed: str = "tpf", title: str = "") -> Figure:
-    """Figure 1: accuracy against speed, labelled with tokens per forward; the line joins what nothing else beats.
+def pareto_front(rows: Sequence[dict[str, Any]], speed: str = "tpf") -> list[dict[str, Any]]:
+    """The rows that no other row beats in `speed` without losing accuracy, fastest first."""
+    front: list[dict[str, Any]] = []
+    for row in sorted(rows, key=lambda row: (-row[speed], -row["accuracy"])):
+        if not front or row["accuracy"] > front[-1]["accuracy"]:
+            front.append(row)
+    return front
+
+
+def draw_front(rows: Sequence[dict[str, Any]], speed: str = "tps", title: str = "", label: str | None = None) -> Figure:
+    """Figure 1: accuracy against speed; the line joins what nothing else beats in both.
 
     Args:
-      rows: of `polestar demo --json`: `method`, `accuracy`, `tpf`, `tps`.
-      speed: "tps" or "tpf".
+      rows: of `polestar demo --json`: `method`, `accuracy`, `tpf`, `tps`; `accuracy_error` gives a bar.
+      speed: "tps", with tokens per forward in brackets, "tpf", or another field that is better when larger.
+      title: above all.
+      label: what `speed` is, if it is another field.
     """
-    figure, axes = _figure(6.4, 4.2)
-    best = -np.inf
-    front = []
-    for row in sorted(rows, key=lambda row: -row[speed]):
-        if row["accuracy"] > best:
-            best = row["accuracy"]
-            front.append(row)
-    axes.plot([row[speed] for row in front], [100 * row["accuracy"] for row in front], color="0.7", lw=1.0, zorder=1)
-    for number, row in enumerate(rows):
-        own = row["method"].startswith("polestar")
-        x, y = row[speed], 100 * row["accuracy"]
-        axes.scatter(x, y, color=INK if own else WARM, marker="*" if own else "o", s=130 if own else 30, zorder=2)
-        axes.annotate(
-            f"{row['method']} ({row['tpf']:.2f})",
-            (x, y),
-            xytext=(6, 5 if number % 2 else -10),
-            textcoords="offset points",
-            fontsize=7.5,
-        )
-    axes.set(xlabel="tokens per second" if speed == "tps" else "tokens per forward", ylabel="accuracy (%)")
-    axes.set_title(title, fontsize=9.5, loc="left")
-    axes.legend(
-        handles=[Line2D([], [], color="0.7", lw=1.0, label="nothing is better in both")], frameon=False, fontsize=8
-    )
+    figure, axes = _figure(*((6.8, 4.4) if len(rows) < 12 else (8.6, 5.6)))
     axes.margins(0.12)
+    front = pareto_front(rows, speed)
+    line = [(row[speed], 100 * row["accuracy"]) for row in front]
+    axes.plot(*zip(*line, strict=True), color="0.72", lw=1.2, zorder=1)
+    points = []
+    for row in rows:
+        own, best = row["method"].partition(":")[0] == "polestar", any(row is other for other in front)
+        x, y, color = row[speed], 100 * row["accuracy"], RED if own else INK if best else "#8a97a5"
+        if row.get("accuracy_error") is not None:
+            axes.errorbar(x, y, 100 * row["accuracy_error"], color=color, elinewidth=0.7, alpha=0.45, zorder=1)
+        axes.scatter(x, y, color=color, marker="*" if own else "o", s=150 if own else 34, zorder=3, linewidths=0)
+        points.append((f"{row['method']} ({row['tpf']:.2f})" if speed == "tps" else row["method"], x, y, color))
+    names = {"tps": "tokens per second; in brackets: per forward", "tpf": "tokens per forward"}
+    label = label or names[speed]
+    speeds = [row[speed] for row in rows]
+    if max(speeds) > 8 * min(speeds):
+        axes.set_xscale("log")
+        label += ", log scale"
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        axes.xaxis.set_minor_formatter(NullFormatter())
+    if max(row["accuracy"] for row in rows) - min(row["accuracy"] for row in rows) > 0.15:
+        # Most methods are near the top: distances from a little above 100 % on a log scale give them room.
+        axes.set_yscale("function", functions=(lambda y: -np.log10(np.maximum(101 - y, 0.1)), lambda z: 101 - 10**-z))
+        axes.set_yticks([0, 50, 70, 80, 90, 95, 98, 100])
+        axes.yaxis.set_minor_locator(NullLocator())
+        axes.set_ylim(min(100 * row["accuracy"] for row in rows) - 12, 100.2)
+    else:
+        axes.set_ylim(top=min(axes.get_ylim()[1], 101))
+    axes.set(xlabel=label, ylabel="accuracy (%)")
+    axes.set_title(title, fontsize=9.5, loc="left")
+    handles = [Line2D([], [], color="0.72", lw=1.2, label="nothing is better in both")]
+    axes.legend(handles=handles, frameon=False, fontsize=8)
+    place_labels(figure, axes, sorted(points, key=lambda point: point[3] != RED), size=8)
     return figure
 
 

@@ -5,19 +5,8 @@ from typing import Any
 
 import matplotlib
 from matplotlib.figure import Figure
-from matplotlib.transforms import Bbox, BboxBase
 
-_PLACES = (
-    # offset in points, horizontal and vertical alignment of the label; the first that is free is taken
-    ((9, 6), "left", "bottom"),
-    ((9, -6), "left", "top"),
-    ((-9, 6), "right", "bottom"),
-    ((-9, -6), "right", "top"),
-    ((9, 18), "left", "bottom"),
-    ((9, -18), "left", "top"),
-    ((-9, 18), "right", "bottom"),
-    ((-9, -18), "right", "top"),
-)
+from polestar_jax.analysis.labels import place_labels
 
 
 def draw(rows: Sequence[dict[str, Any]], path: str, title: str) -> None:
@@ -43,30 +32,5 @@ def draw(rows: Sequence[dict[str, Any]], path: str, title: str) -> None:
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     axes.margins(x=0.18, y=0.25)
-    _label(figure, axes, points)
+    place_labels(figure, axes, points)
     figure.savefig(path)
-
-
-def _label(figure: Figure, axes: Any, points: Sequence[tuple[str, float, float, Any]]) -> None:
-    """Names the points, each label where it covers neither another label nor a point."""
-    figure.draw_without_rendering()
-    centers = axes.transData.transform([(x, y) for _, x, y, _ in points])
-    radius = figure.dpi / 12
-    taken: list[BboxBase] = [Bbox([center - radius, center + radius]) for center in centers]
-    for name, x, y, color in points:
-        for offset, horizontal, vertical in _PLACES:
-            label = axes.annotate(
-                name,
-                (x, y),
-                xytext=offset,
-                textcoords="offset points",
-                ha=horizontal,
-                va=vertical,
-                color=color,
-                fontsize=9.5,
-            )
-            box = label.get_window_extent()
-            if not any(box.overlaps(other) for other in taken) or offset == _PLACES[-1][0]:
-                taken.append(box)
-                break
-            label.remove()

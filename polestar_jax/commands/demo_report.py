@@ -13,7 +13,7 @@ from polestar_jax.metrics import binomial_error, concatenate, paired_difference,
 
 if TYPE_CHECKING:
     from models.embedded.tasks import Item
-    from polestar_jax.commands.demo import Run
+    from polestar_jax.commands.demo_runs import Run
 
 Row = dict[str, Any]
 

@@ -1,16 +1,17 @@
 """Draws the paper's figures on an embedded checkpoint, from traces of decodes with a full forward at every step.
 
 3a cache error by drift, 3b progress, 3c trajectories, 4 drift heatmap, 6a drift policies, 8 drift by commits,
-12 time per layer, 13 memory from the shapes of LLaDA-8B, 1 accuracy against speed (from `polestar demo --json`).
+12 time per layer, 13 memory from the shapes of LLaDA-8B, 1 accuracy against speed (measured as `polestar demo` does, or
+taken from its --json).
 
 examples:
   polestar figures --quick
-  polestar figures --front demo.json --out docs/figures
+  polestar figures --methods all --out docs/figures
+  polestar figures --front demo.json
 """
 
 import argparse
 import json
-import statistics
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,21 @@ from polestar_jax.commands.output import make_consoles
 
 SUMMARY = "draw the paper's figures on the embedded checkpoint"
 
+# Those of the paper's figure 1 and tables that differ in what they reuse and how they commit.
+_METHODS = "vanilla,parallel,fast_dllm,elastic_cache,d2cache,klass,dawn,polestar"
+_FRONT_ITEMS = 10  # of figure 1, per traced prompt
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--items", type=int, default=40, metavar="N", help="prompts to trace (default: %(default)s)")
     parser.add_argument("--quick", action="store_true", help="4 prompts")
-    parser.add_argument("--front", metavar="FILE", help="results of `polestar demo --json FILE`, for figure 1")
+    parser.add_argument(
+        "--methods",
+        default=_METHODS,
+        metavar="A,B,...",
+        help=f"of figure 1, measured on {_FRONT_ITEMS} items per prompt; or all (default: %(default)s)",
+    )
+    parser.add_argument("--front", metavar="FILE", help="take figure 1 from results of `polestar demo --json FILE`")
     parser.add_argument("--out", default="runs/figures", metavar="DIR", help="PNG and JSON (default: %(default)s)")
     add_model(parser, "an embedded checkpoint")
     add_seed(parser, "of the items")
@@ -34,26 +45,28 @@ def run(arguments: argparse.Namespace) -> None:
     count = 4 if arguments.quick else arguments.items
     if count < 1:
         raise ValueError(f"--items {count} must be at least 1")
-    front = None if arguments.front is None else json.loads(Path(arguments.front).read_text())["rows"]
+    measured = None if arguments.front is None else _read_front(arguments.front)
     with notes.status("loading"):
         from polestar_jax import load, methods
         from polestar_jax.analysis import drift_study, figures
         from polestar_jax.analysis.costs import state_bytes, time_kinds
+        from polestar_jax.analysis.prompts import cached_method, pick_prompts
         from polestar_jax.analysis.trace import record_trace
+        from polestar_jax.commands.demo_report import make_row
+        from polestar_jax.commands.demo_runs import decode_items, prepare_runs
+        from polestar_jax.commands.method_arguments import parse_methods
         from polestar_jax.environment import describe_environment
 
+        choices = parse_methods(arguments.methods)
         model, params, tokenizer = load(arguments.model)
-        if tokenizer is None:
-            raise ValueError(f"--model {arguments.model} has no tokenizer, and the figures are of worded exercises")
         from models.embedded import tasks
         from models.embedded.checkpoint import BLOCK
         from models.published import PUBLISHED
 
-    # Prompts of one length share programs, and a trace has no pads.
-    drawn_items = tasks.make_items("heldout", 12 * count, arguments.seed)
-    encoded = [tokenizer.encode(item.prompt) for item in drawn_items]
-    length = statistics.mode(map(len, encoded))
-    prompts = [ids for ids in encoded if len(ids) == length][:count]
+    items = tasks.make_items("heldout", _FRONT_ITEMS * count, arguments.seed)
+    runs, padded = prepare_runs(choices, model, tokenizer, items, name=arguments.model, seed=arguments.seed)
+    assert tokenizer is not None  # or it was refused
+    prompts = pick_prompts(tokenizer, count, arguments.seed)
     folder = Path(arguments.out)
     folder.mkdir(parents=True, exist_ok=True)
     traces: dict[str, list[Any]] = {"alone": [], "parallel": [], "cached": []}
@@ -61,7 +74,7 @@ def run(arguments: argparse.Namespace) -> None:
     settings = {
         "alone": (methods.parallel(threshold=2.0, block_length=BLOCK), 1),
         "parallel": (methods.parallel(block_length=BLOCK), count),
-        "cached": (methods.fast_dllm(threshold=2.0, block_length=BLOCK), count),
+        "cached": (cached_method(BLOCK), count),
     }
     for name, (method, number) in settings.items():
         for place, prompt in enumerate(prompts[:number]):
@@ -83,6 +96,11 @@ def run(arguments: argparse.Namespace) -> None:
             ("polestar", methods.polestar()),
         )
     ]
+    if measured is None:
+        decode_items(runs, params, items, padded, tokenizer, arguments.seed, notes)
+        front, title = [make_row(run, items) for run in runs], f"{arguments.model}, {len(items)} held-out items"
+    else:
+        front, title = measured, f"from {arguments.front}"
     words = [tokenizer.decode([token], skip_special_tokens=False) for token in alone.tokens[-1]]
     shown: dict[str, tuple[Any, ...]] = {
         "3a-error": (cached,),
@@ -93,9 +111,8 @@ def run(arguments: argparse.Namespace) -> None:
         "8-commits": (traces["parallel"],),
         "12-timing": (timing,),
         "13-memory": (memory, "P 1024, G 256, S 32, bfloat16, batch 1; from shapes"),
+        "1-front": (front, "tps", title),
     }
-    if front is not None:
-        shown["1-front"] = (front, "tps", f"{arguments.model}: tokens per forward in brackets")
     for name, values in shown.items():
         figures.FIGURES[name](*values).savefig(folder / f"{name}.png")
     shares = drift_study.cumulative_error(cached)[-1]
@@ -111,8 +128,25 @@ def run(arguments: argparse.Namespace) -> None:
         },
         "timing": timing,
         "memory": memory,
+        "front": [{name: value for name, value in row.items() if name != "config"} for row in front],
+        "front_from": arguments.front or "measured here",
     }
     (folder / "figures.json").write_text(json.dumps(record, indent=1) + "\n")
     results.print(f"{len(shown)} figures in {folder}")
     for name, value in accuracy.items():
         results.print(f"  most stale 25 % found by {name}: {value:.0%}")
+
+
+def _read_front(file: str) -> list[dict[str, Any]]:
+    """The rows of `polestar demo --json`."""
+    path = Path(file)
+    if not path.is_file():
+        raise ValueError(f"--front {file}: there is no such file; `polestar demo --json FILE` writes it")
+    try:
+        rows = json.loads(path.read_text())["rows"]
+        lacking = {field for row in rows for field in ("method", "accuracy", "tpf", "tps") if field not in row}
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"--front {file} was not written by `polestar demo --json`") from error
+    if lacking or not rows:
+        raise ValueError(f"--front {file} has no rows with method, accuracy, tpf and tps")
+    return rows

@@ -12,7 +12,7 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
 
 from polestar_jax import make_decode, pad_prompts
-from polestar_jax.evaluation.answers import Answers, key_of
+from polestar_jax.evaluation.answers import Answers, fingerprint, key_of
 from polestar_jax.evaluation.likelihood import estimate
 from polestar_jax.evaluation.stops import cut, first_unfilled
 from polestar_jax.metrics import before_eos, measure
@@ -87,7 +87,7 @@ class PolestarLM(LM):
         self.truncate, self.seed, self.samples, self.group = truncate, seed, samples, group
         self.likelihood = likelihood or ("dream" if model.shift else "llada")
         self.answers = Answers(answers)
-        self.identity = [name, _fingerprint(params), repr(method), gen_length, chat, system, bos, truncate, seed]
+        self.identity = [name, fingerprint(params), repr(method), gen_length, chat, system, bos, truncate, seed]
         self.records: dict[tuple[str, int, int], dict[str, Any]] = {}
         self.shapes: set[tuple[int, int]] = set()
 
@@ -241,9 +241,3 @@ def _move_spaces(context: str, target: str) -> tuple[str, str]:
     """Spaces at the end of the context belong to the target, as tokenizers put them there."""
     kept = context.rstrip(" ")
     return kept, context[len(kept) :] + target
-
-
-def _fingerprint(params: Any) -> str:
-    """Tells checkpoints of one shape apart, from a few numbers of every leaf."""
-    sums = [np.asarray(jnp.ravel(leaf)[:: max(1, leaf.size // 64)], np.float32) for leaf in jax.tree.leaves(params)]
-    return hashlib.sha256(b"".join(each.tobytes() for each in sums)).hexdigest()[:16]
