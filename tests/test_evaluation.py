@@ -17,7 +17,9 @@ from polestar_jax.cli import main
 from polestar_jax.evaluation.adapter import PolestarLM
 from polestar_jax.evaluation.answers import Answers
 from polestar_jax.evaluation.likelihood import draw_counts, draw_masks, estimate
+from polestar_jax.evaluation.sandbox import SandboxUnavailable, Verdict, run_program
 from polestar_jax.evaluation.stops import cut, first_unfilled
+from polestar_jax.evaluation.tasks import humaneval, mbpp
 
 SAMPLES = Path(__file__).parent / "samples"
 LENGTH = 24
@@ -150,7 +152,7 @@ def test_bad_settings_are_refused(checkpoint):
     long = requests(["pens " * 105])
     with pytest.raises(ValueError, match=r"document 0 of task has 105 tokens; .* 1 to 104"):
         adapter(checkpoint).generate_until(long)
-    assert adapter(checkpoint, truncate=True)._fit(long[0]) == checkpoint[2].encode("pens " * 104)
+    assert adapter(checkpoint, truncate=True).fit(long[0]) == checkpoint[2].encode("pens " * 104)
     with pytest.raises(ValueError, match="no chat template"):
         adapter(checkpoint, chat="single_user").generate_until(requests())
     with pytest.raises(NotImplementedError, match="left-to-right"):
@@ -221,21 +223,98 @@ def test_a_likely_target_is_likelier(checkpoint):
 # Through lm-eval
 
 
-def test_samples_end_to_end(tmp_path, capsys):
-    """Scores of a model that does not know the words are near zero; what is looked at is that everything runs."""
-    files = [f"{name}={SAMPLES / file}" for name, file in (("gsm8k", "gsm8k_test.jsonl"), ("math", "math_test.jsonl"))]
-    words = ["eval", "--tasks", "gsm8k,math,embedded,lists_easy", "--limit", "3", "--count", "3", "--truncate"]
-    words += ["--rows", files[0], "--shots", files[0], "--rows", files[1], "--gen-length", "24", "--block-length", "8"]
-    words += ["--method", "parallel", "--batch-size", "2", "--bucket", "104", "--out", str(tmp_path)]
+BENCHMARKS = {"gsm8k": "gsm8k_test", "math": "math_test", "humaneval": "humaneval", "mbpp": "mbpp_test"}
+
+
+@pytest.fixture(scope="module")
+def benchmark_words() -> list[str]:
+    """`polestar eval` on all 20 samples of the four benchmarks; programs need a sandbox."""
+    names = dict(BENCHMARKS)
+    try:
+        run_program("")
+    except SandboxUnavailable:
+        del names["humaneval"], names["mbpp"]
+    files = [f"{name}={SAMPLES / file}.jsonl" for name, file in names.items()]
+    words = ["eval", "--tasks", ",".join(names), "--shots", files[0]]
+    words += [word for file in files for word in ("--rows", file)]
+    # Few-shot prompts are longer than what the small model was trained on, so that one bucket holds them all.
+    return [
+        *words,
+        "--truncate",
+        "--bucket",
+        "104",
+        "--gen-length",
+        "24",
+        "--block-length",
+        "8",
+        "--method",
+        "parallel",
+    ]
+
+
+def read_samples(folder: Path) -> dict:
+    return json.loads((folder / "samples.json").read_text())["samples"]
+
+
+def run_into(verdicts: dict[str, Verdict], program: str) -> Verdict:
+    return verdicts.setdefault(program, run_program(program))
+
+
+def test_benchmarks_end_to_end(benchmark_words, tmp_path, capsys, monkeypatch):
+    """All samples, one by one, and in batches of four after an interruption: the same answers, scores and costs.
+
+    Scores of a model that does not know the words are near zero; what is looked at is that everything runs.
+    """
+    verdicts: dict[str, Verdict] = {}  # a program ends as it did before: the second run need not wait for it again
+    for task in (humaneval, mbpp):
+        monkeypatch.setattr(task, "run_program", lambda text: verdicts.get(text) or run_into(verdicts, text))
+    alone, together = tmp_path / "alone", tmp_path / "together"
+    assert main([*benchmark_words, "--out", str(alone)]) == 0, capsys.readouterr().err
+    record = json.loads((alone / "results.json").read_text())
+    assert all(found["sample_len"] == 20 for found in record["results"].values())
+    assert record["results"]["gsm8k"]["exact_match,strict-match"] == 0
+    assert record["results"]["math"]["exact_match,none"] == 0
+    assert record["compiled_shapes"] == [[1, 104]]
+    assert record["environment"]["jax"] and record["method"]["rule"]["type"] == "Threshold"
+    printed = capsys.readouterr().out
+    assert all(name in printed for name in record["results"])
+
+    words = [*benchmark_words, "--batch-size", "4", "--out", str(together)]
+    decode_batch, calls = PolestarLM._decode_batch, []
+
+    def interrupted(self, prompts):
+        calls.append(len(prompts))
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+        return decode_batch(self, prompts)
+
+    monkeypatch.setattr(PolestarLM, "_decode_batch", interrupted)
+    assert main(words) == 130
+    assert len((together / "answers.jsonl").read_text().splitlines()) == 12
+    assert not (together / "results.json").exists()
+    calls[:] = [0] * 4
+    assert main(words) == 0, capsys.readouterr().err
+    assert sum(calls) == 20 * len(record["results"]) - 12
+    again = json.loads((together / "results.json").read_text())
+    assert again["compiled_shapes"] == [[4, 104]]
+    assert again["results"] == record["results"]
+    assert read_samples(together) == read_samples(alone)
+    samples = read_samples(alone)
+    assert all(row["costs"][0]["forwards"] > 0 for rows in samples.values() for row in rows)
+    assert len({row["resps"][0][0] for rows in samples.values() for row in rows}) > 10
+
+
+def test_made_tasks_end_to_end(tmp_path, capsys):
+    """The tasks that need no file; the embedded ones are those that the checkpoint knows."""
+    words = ["eval", "--tasks", "embedded,lists_easy,lists_hard,latin_square,sudoku", "--count", "3", "--truncate"]
+    words += ["--gen-length", "48", "--block-length", "8", "--method", "parallel", "--batch-size", "3"]
+    words += ["--bucket", "80", "--out", str(tmp_path)]
     assert main(words) == 0, capsys.readouterr().err
     record = json.loads((tmp_path / "results.json").read_text())
-    assert record["results"]["gsm8k"]["exact_match,strict-match"] == 0
-    assert {"embedded_lists", "math", "lists_easy_copy"} <= record["results"].keys()
-    assert record["results"]["embedded_arithmetic"]["forwards"] > 0
-    assert record["method"]["rule"]["type"] == "Threshold"
-    assert record["compiled_shapes"] == [[2, 104]]
-    samples = json.loads((tmp_path / "samples.json").read_text())["samples"]
-    assert all(row["costs"][0]["forwards"] > 0 for rows in samples.values() for row in rows)
+    assert len(record["results"]) == 2 + 10 + 2
+    assert record["results"]["embedded_arithmetic"]["score,none"] > 0.5
+    assert record["results"]["embedded_arithmetic"]["tpf_total"] > 1
+    assert {"embedded_lists", "lists_easy_copy", "lists_hard_shuffle", "puzzles_sudoku"} <= record["results"].keys()
     answers = (tmp_path / "answers.jsonl").read_text()
     assert main(words) == 0
     assert (tmp_path / "answers.jsonl").read_text() == answers

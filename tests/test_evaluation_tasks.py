@@ -5,6 +5,7 @@ import random
 from pathlib import Path
 
 import pytest
+from lm_eval.tasks.minerva_math.utils import list_fewshot_samples
 
 from polestar_jax.evaluation.code_text import fenced_code, longest_program, program_of, reachable
 from polestar_jax.evaluation.sandbox import SandboxUnavailable, run_program
@@ -51,12 +52,20 @@ def test_gsm8k_prompts_are_five_worked_examples_and_the_question(built):
 
 
 def test_math_prompts_are_minervas(built):
+    """Four fixed examples, the first of them written out here; then the problem."""
     rows = rows_of("math_test.jsonl")
+    ask = lambda problem: f"Problem:\n{problem}\n\nSolution:"
+    examples = [f"{ask(shot['problem'])} {shot['solution']}\n\n" for shot in list_fewshot_samples()]
+    assert len(examples) == 4
+    assert examples[0] == (
+        "Problem:\nFind the domain of the expression  $\\frac{\\sqrt{x-2}}{\\sqrt{5-x}}$.\n\nSolution: The expressions"
+        " inside each square root must be non-negative. Therefore, $x-2 \\ge 0$, so $x\\ge2$, and $5 - x \\ge 0$, so"
+        " $x \\le 5$. Also, the denominator cannot be equal to zero, so $5-x>0$, which gives $x<5$. Therefore, the"
+        " domain of the expression is $\\boxed{[2,5)}$.\nFinal Answer: The final answer is $[2,5)$. I hope it is"
+        " correct.\n\n"
+    )
     for request, row in zip(built["math"].instances, rows, strict=True):
-        parts = request.args[0].split("\n\nProblem:\n")
-        assert len(parts) == 5
-        assert all("\n\nSolution: " in shot and shot.endswith("I hope it is correct.") for shot in parts[:4])
-        assert parts[-1] == f"{row['problem']}\n\nSolution:"
+        assert request.args[0] == "".join(examples) + ask(row["problem"])
         assert request.args[1]["until"] == ["Problem:"]
 
 

@@ -119,7 +119,15 @@ def _staleness(cached: tuple[jax.Array, jax.Array], fresh: tuple[jax.Array, jax.
     return 1 - (keys + values) / 2
 
 
-def record_trace(model: Model, params: Any, method: Method, prompt: list[int], gen_length: int, seed: int = 0) -> Trace:
+def record_trace(
+    model: Model,
+    params: Any,
+    method: Method,
+    prompt: list[int],
+    gen_length: int,
+    seed: int = 0,
+    whole_predictions: bool = True,
+) -> Trace:
     """Decodes one prompt and looks at the canvas before every forward.
 
     Args:
@@ -128,6 +136,7 @@ def record_trace(model: Model, params: Any, method: Method, prompt: list[int], g
       prompt: token ids.
       gen_length: G.
       seed: of methods that draw.
+      whole_predictions: keep probabilities of all tokens; else of the likeliest, and `log_probability` is `[T, N, 1]`.
     """
     decode = make_decode(model, method, gen_length=gen_length)
     state = decode.init(jax.random.split(jax.random.key(seed), 1), len(prompt))
@@ -156,7 +165,8 @@ def record_trace(model: Model, params: Any, method: Method, prompt: list[int], g
         rows["drift_since_entry"].append(_divergence(seen.attention, entry))
         rows["anchor_change"].append(_anchor_change(seen.attention, entry))
         rows["staleness"].append(stale)
-        rows["log_probability"].append(seen.log_probability)
+        best = seen.log_probability.max(axis=-1, keepdims=True)
+        rows["log_probability"].append(seen.log_probability if whole_predictions else best)
         rows["values"].append(seen.values[-1].swapaxes(0, 1).reshape(canvas.tokens.shape[1], -1))
         before = seen.attention
         state, log = decode.step(params, state)

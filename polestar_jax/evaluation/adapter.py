@@ -113,7 +113,7 @@ class PolestarLM(LM):
     def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
         """Answers in the order of `requests`, each cut at its end of text and its stop strings."""
         keys = [key_of(*self.identity, request.args) for request in requests]
-        ids = {i: self._fit(requests[i]) for i, key in enumerate(keys) if self.answers.get(key) is None}
+        ids = {i: self.fit(requests[i]) for i, key in enumerate(keys) if self.answers.get(key) is None}
         for batch in self._batches(ids):
             decoded = zip(batch, self._decode_batch([ids[i] for i in batch]), strict=True)
             self.answers.add({keys[i]: self._read(*row, _stops(requests[i])) for i, row in decoded})
@@ -125,7 +125,7 @@ class PolestarLM(LM):
             answers.append(answer["text"])
         return answers
 
-    def _fit(self, request: Any) -> list[int]:
+    def fit(self, request: Any) -> list[int]:
         """The ids of a request's prompt, which has room before the answer."""
         prompt = self.encode(request.args[0])
         room = self.model.config.max_length - self.decode.gen_length

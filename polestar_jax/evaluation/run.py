@@ -29,16 +29,7 @@ def evaluate(
       ValueError: a task is unknown, or lm-eval could not run any.
     """
     from lm_eval.evaluator import simple_evaluate
-    from lm_eval.tasks import TaskManager
 
-    named = [task for task in tasks if isinstance(task, str)]
-    # Reading all of lm-eval's own tasks takes seconds, and ours need none of them.
-    manager = TaskManager(include_defaults=bool(named))
-    known = {*manager.all_tasks}
-    if unknown := [task for task in named if task not in known]:
-        from polestar_jax.evaluation.tasks import NAMES
-
-        raise ValueError(f"unknown task {', '.join(unknown)}; ours are {', '.join(NAMES)}, others are lm-eval's own")
     outcome: Any = simple_evaluate(
         model=model,
         tasks=list(tasks),
@@ -47,7 +38,7 @@ def evaluate(
         fewshot_as_multiturn=model.chat == "multiturn",
         fewshot_random_seed=fewshot_seed,
         bootstrap_iters=0,
-        task_manager=manager,
+        task_manager=_make_manager(tasks),
         confirm_run_unsafe_code=True,  # generated code runs in our sandbox or not at all
     )
     if outcome is None:
@@ -65,3 +56,40 @@ def evaluate(
             forwards = sum(cost["forwards"] for cost in every)
             results[name]["tpf_total"] = sum(cost["tokens"] for cost in every) / max(forwards, 1)
     return {"results": results, "samples": samples, "configs": dict(outcome["configs"])}
+
+
+def prompts_of(model: PolestarLM, tasks: Sequence[Any], count: int, *, fewshot_seed: int = 1234) -> list[list[int]]:
+    """The ids of the prompts of the first `count` documents, of tasks that generate; arguments as in `evaluate`.
+
+    All are cut on the left to the length of the shortest, so that they share programs.
+    """
+    loaded = _make_manager(tasks).load(list(tasks))["tasks"]
+    prompts: list[list[int]] = []
+    for task in loaded.values():
+        task.set_fewshot_seed(fewshot_seed)
+        turns = {"chat_template": model.apply_chat_template} if model.chat == "multiturn" else {}
+        task.build_all_requests(
+            limit=count,
+            apply_chat_template=model.chat == "multiturn",
+            fewshot_as_multiturn=model.chat == "multiturn",
+            **turns,
+        )
+        prompts += [model.fit(request) for request in task.instances if request.request_type == "generate_until"]
+    if not prompts:
+        raise ValueError("none of the tasks generates text")
+    shortest = min(map(len, prompts[:count]))
+    return [prompt[-shortest:] for prompt in prompts[:count]]
+
+
+def _make_manager(tasks: Sequence[Any]) -> Any:
+    """Knows lm-eval's own tasks if one of them is asked for: reading them takes seconds, and ours need none."""
+    from lm_eval.tasks import TaskManager
+
+    named = [task for task in tasks if isinstance(task, str)]
+    manager = TaskManager(include_defaults=bool(named))
+    known = {*manager.all_tasks}
+    if unknown := [task for task in named if task not in known]:
+        from polestar_jax.evaluation.tasks import NAMES
+
+        raise ValueError(f"unknown task {', '.join(unknown)}; ours are {', '.join(NAMES)}, others are lm-eval's own")
+    return manager

@@ -25,7 +25,7 @@ _SHOWN = 4096
 Reason = Literal["passed", "failed", "timeout", "output"]
 
 
-class SandboxUnavailable(RuntimeError):
+class SandboxUnavailable(OSError):
     """This machine cannot isolate untrusted programs."""
 
 

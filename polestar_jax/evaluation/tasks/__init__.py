@@ -9,6 +9,7 @@ from polestar_jax.evaluation.tasks.rows import read_rows
 
 _FROM_FILES = {"gsm8k": gsm8k, "math": math, "humaneval": humaneval, "mbpp": mbpp}
 _WITH_SHOTS = ("gsm8k", "mbpp")
+WITH_PROGRAMS = ("humaneval", "mbpp")  # they are scored by running what was generated
 _MADE: dict[str, Callable[[int, int], list[dict[str, Any]]]] = {
     "lists_easy": lambda count, seed: [lists.make_task(name, count, seed) for name in lists.EASY],
     "lists_hard": lambda count, seed: [lists.make_task(name, count, seed) for name in lists.HARD],
