@@ -1,6 +1,7 @@
 """`polestar sweep`: every setting can be asked for, is decoded, saved and not decoded again."""
 
 import json
+from pathlib import Path
 
 import pytest
 from methods_table import FAMILIES
@@ -55,3 +56,22 @@ def test_drift_policies_are_those_of_figure_6a(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(trace, "record_trace", None)
     assert main(words) == 0
     assert json.loads((tmp_path / "drift.json").read_text())["rows"] == record["rows"]
+
+
+def test_a_sweep_on_a_benchmark(tmp_path, capsys):
+    """With real weights this is the paper's own setting; here two documents that the small model cannot read."""
+    file = f"gsm8k={Path(__file__).parent / 'samples' / 'gsm8k_test.jsonl'}"
+    words = ["sweep", "tau,drift", "--task", "gsm8k", "--rows", file, "--shots", file, "--limit", "2", "--truncate"]
+    words += ["--bucket", "104", "--batch-size", "2", "--block-length", "8", "--out", str(tmp_path)]
+    assert main([*words, "--gen-length", "24"]) == 0, capsys.readouterr().err
+    record = json.loads((tmp_path / "tau.json").read_text())
+    assert record["subject"] == "gsm8k, 2 documents"
+    hasty, default = record["rows"]
+    assert hasty["documents"] == default["documents"] == 2
+    assert hasty["forwards"] <= default["forwards"] <= 24
+    assert default["metrics"] == {"gsm8k": "exact_match,strict-match"}
+    assert default["rows_per_forward"] * default["forwards"] == pytest.approx(default["rows"])
+    drift = json.loads((tmp_path / "drift.json").read_text())
+    assert drift["rows"][0]["decodes"] == 2 and 0 < drift["rows"][0]["accuracy"] <= 1
+    assert main(words) == 2
+    assert "--task gsm8k needs --gen-length and --block-length" in capsys.readouterr().err

@@ -1,12 +1,15 @@
-"""Repeats an ablation of the paper on the embedded checkpoint: accuracy and tokens per forward of every setting.
+"""Repeats an ablation of the paper: accuracy and tokens per forward of every setting.
 
 Sweeps: components, commit, selected, update, clusters, window, block, history, alpha, suffix, tau, format; drift, which
-scores the signals that say what is stale against what truly is; or all.
+scores the signals that say what is stale against what truly is; or all. They run on exercises that the embedded
+checkpoints know; with --task on a benchmark, asked with the options of `polestar eval`.
 Every setting is saved when it is done, and a sweep that was stopped goes on where it was.
 
 examples:
   polestar sweep selected
   polestar sweep all --quick --out runs/sweeps
+  polestar sweep components,tau --task gsm8k --model path/to/LLaDA-8B-Instruct --chat single_user --gen-length 256 \\
+      --block-length 32 --limit 200
 """
 
 import argparse
@@ -15,13 +18,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from polestar_jax.commands.benchmark_options import add_benchmark, check_benchmark
 from polestar_jax.commands.options import add_model, add_seed
 from polestar_jax.commands.output import make_consoles
 
 if TYPE_CHECKING:
+    from polestar_jax.commands.sweep_subject import Subject
     from polestar_jax.evaluation.sweeps import Sweep
 
-SUMMARY = "repeat the paper's ablations on the embedded checkpoint"
+SUMMARY = "repeat the paper's ablations"
 _QUICK = 50
 _DRIFT = "drift"  # no list of methods: every policy looks at the same decodes
 _DRIFT_TITLE = "Drift policies, the most stale quarter of the window (figure 6a)"
@@ -34,8 +39,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--items", type=int, default=400, metavar="N", help="held-out items (default: %(default)s)")
     parser.add_argument("--quick", action="store_true", help=f"{_QUICK} items: what changes by points is noise")
     parser.add_argument("--out", default="runs/sweeps", metavar="DIR", help="JSON and PNG (default: %(default)s)")
-    add_model(parser, "an embedded checkpoint")
+    add_model(parser, "an embedded checkpoint; with --task any")
     add_seed(parser, "of the items, and of methods that draw")
+    parser.add_argument("--task", metavar="NAME", help="one task of `polestar eval`; the options below are for it")
+    add_benchmark(parser, required=False)
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -49,18 +56,28 @@ def run(arguments: argparse.Namespace) -> None:
     count = _QUICK if arguments.quick else arguments.items
     if count < 1:
         raise ValueError(f"--items {count} must be at least 1")
+    if arguments.task is not None:
+        check_benchmark(arguments)
+        if arguments.gen_length is None or arguments.block_length is None:
+            raise ValueError(f"--task {arguments.task} needs --gen-length and --block-length")
+    folder = Path(arguments.out)
     with notes.status("loading"):
         from polestar_jax import load
+        from polestar_jax.commands.sweep_subject import take_benchmark, take_exercises
         from polestar_jax.environment import describe_environment
         from polestar_jax.evaluation.answers import Answers, fingerprint, key_of
 
-        model, params, tokenizer = load(arguments.model)
+        checkpoint = load(arguments.model, dtype=arguments.dtype)
+        if arguments.task is None:
+            subject = take_exercises(arguments, checkpoint, count)
+        else:
+            limit = arguments.limit or (_QUICK if arguments.quick else None)
+            subject = take_benchmark(arguments, checkpoint, limit, folder)
 
-    folder = Path(arguments.out)
     done = Answers(folder / "points.jsonl")
-    environment = describe_environment(dtype=model.config.dtype, command=arguments.words)
+    environment = describe_environment(dtype=checkpoint[0].config.dtype, command=arguments.words)
     measured = {name: environment[name] for name in ("date", "revision")}
-    identity = [arguments.model, fingerprint(params), arguments.seed]
+    identity = [arguments.model, fingerprint(checkpoint[1]), arguments.seed]
 
     def remember(what: str, key: Sequence[Any], measure: Callable[[], Any]) -> Any:
         """What was measured before under this key, and when, or what is measured now."""
@@ -71,16 +88,17 @@ def run(arguments: argparse.Namespace) -> None:
             done.add({name: found})
         return found
 
-    settings = (model, params, tokenizer), count, arguments.seed, remember
     for name in names:
-        title = _DRIFT_TITLE if name == _DRIFT else SWEEPS[name].title
-        rows = _measure_policies(*settings) if name == _DRIFT else _measure_methods(SWEEPS[name], *settings)
+        if name == _DRIFT:
+            title, rows = _DRIFT_TITLE, _measure_policies(checkpoint, subject, arguments.seed, remember)
+        else:
+            title, rows = SWEEPS[name].title, _measure_methods(SWEEPS[name], subject, checkpoint[2], remember)
         record = {
             "environment": environment,
             "sweep": name,
             "title": title,
             "model": arguments.model,
-            "items": count,
+            "subject": subject.name,
             "rows": rows,
         }
         (folder / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n")
@@ -88,57 +106,49 @@ def run(arguments: argparse.Namespace) -> None:
         results.print(_table(record))
 
 
-def _measure_methods(
-    sweep: "Sweep", checkpoint: tuple[Any, Any, Any], count: int, seed: int, remember: Remember
-) -> list[dict[str, Any]]:
-    """A row per setting: accuracy and costs over the same items."""
-    from models.embedded import tasks
-    from models.embedded.checkpoint import BLOCK
+def _measure_methods(sweep: "Sweep", subject: "Subject", tokenizer: Any, remember: Remember) -> list[dict[str, Any]]:
+    """A row per setting: accuracy and costs."""
     from polestar_jax.commands.method_arguments import describe_method, parse_method
-    from polestar_jax.evaluation.measure_points import measure_method
 
-    items, rows = tasks.make_items("heldout", count, seed), []
+    rows = []
     for point in sweep.points:
-        method = parse_method(point.method).build(int(BLOCK * point.blocks))
-        measure = lambda method=method: measure_method(*checkpoint, method, items, tasks.ANSWER_LENGTH, seed)
-        found = remember(f"{sweep.title}: {point.label}", [count, describe_method(method)], measure)
+        method = parse_method(point.method).build(int(subject.block_length * point.blocks), tokenizer)
+        key = [*subject.key, describe_method(method)]
+        found = remember(f"{sweep.title}: {point.label}", key, lambda method=method: subject.measure(method))
         rows.append({"label": point.label, "method": point.method, "default": point.default, **found})
     return rows
 
 
 def _measure_policies(
-    checkpoint: tuple[Any, Any, Any], count: int, seed: int, remember: Remember
+    checkpoint: tuple[Any, Any, Any], subject: "Subject", seed: int, remember: Remember
 ) -> list[dict[str, Any]]:
     """A row per signal: the share of what is truly stale that it finds, over decodes that age the same way."""
-    from models.embedded import tasks
-    from models.embedded.checkpoint import BLOCK
     from polestar_jax.analysis.drift_study import POLICIES, count_found, share_found
-    from polestar_jax.analysis.prompts import cached_method, pick_prompts
+    from polestar_jax.analysis.prompts import cached_method
     from polestar_jax.analysis.trace import record_trace
 
-    model, params, tokenizer = checkpoint
-    method, counts = cached_method(BLOCK), []
-    prompts = pick_prompts(tokenizer, count, seed)
+    method, prompts, found = cached_method(subject.block_length), subject.prompts(), []
     for number, prompt in enumerate(prompts):
 
         def measure(prompt: list[int] = prompt, number: int = number) -> dict[str, Any]:
-            trace = record_trace(model, params, method, prompt, tasks.ANSWER_LENGTH, seed)
+            trace = record_trace(*checkpoint[:2], method, prompt, subject.gen_length, seed, whole_predictions=False)
             return {"found": count_found(trace, seed=seed + number)}
 
-        what = f"drift policies, prompt {number + 1} of {len(prompts)}"
-        counts.append(remember(what, ["policies", repr(method), tasks.ANSWER_LENGTH, prompt, number], measure))
-    found = [each["found"] for each in counts]
+        key = ["policies", repr(method), subject.gen_length, prompt, number]
+        found.append(remember(f"drift policies, prompt {number + 1} of {len(prompts)}", key, measure))
+    counts = [each["found"] for each in found]
     return [
         {
             "label": name,
             "default": name == POLICIES[0],
             "accuracy": share,
-            "accuracy_error": error if len(found) > 1 else None,
-            "found": sum(each[name] for each in found),
-            "of": sum(each["of"] for each in found),
-            "measured": counts[-1]["measured"],
+            "accuracy_error": error if len(counts) > 1 else None,
+            "found": sum(each[name] for each in counts),
+            "of": sum(each["of"] for each in counts),
+            "decodes": len(counts),
+            "measured": found[-1]["measured"],
         }
-        for name, (share, error) in share_found(found).items()
+        for name, (share, error) in share_found(counts).items()
     ]
 
 
@@ -149,9 +159,10 @@ def _draw(record: dict[str, Any], path: Path) -> None:
         return draw_sweep(record, path)
     from polestar_jax.analysis.figures import draw_policies
 
-    column = lambda name: {row["label"]: row[name] for row in record["rows"]}
-    errors = column("accuracy_error") if record["items"] > 1 else None
-    draw_policies(column("accuracy"), errors, f"{record['model']}, {record['items']} decodes").savefig(path)
+    rows = record["rows"]
+    errors = None if rows[0]["accuracy_error"] is None else {row["label"]: row["accuracy_error"] for row in rows}
+    title = f"{record['model']}, {rows[0]['decodes']} decodes"
+    draw_policies({row["label"]: row["accuracy"] for row in rows}, errors, title).savefig(path)
 
 
 def _table(record: dict[str, Any]) -> Any:
@@ -165,12 +176,8 @@ def _table(record: dict[str, Any]) -> Any:
     }
     if record["sweep"] == _DRIFT:
         costs = {"found": ("found", "d"), "of": ("of", "d")}
-    table = Table(
-        "",
-        "share" if record["sweep"] == _DRIFT else "accuracy",
-        *costs,
-        title=f"{record['title']}, {record['items']} items",
-    )
+    score = "share found" if record["sweep"] == _DRIFT else "accuracy"
+    table = Table("", score, *costs, title=f"{record['title']}, {record['subject']}")
     for row in record["rows"]:
         error = "" if row["accuracy_error"] is None else f" ±{100 * row['accuracy_error']:.1f}"
         table.add_row(

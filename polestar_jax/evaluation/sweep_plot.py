@@ -39,8 +39,6 @@ def draw_sweep(record: dict[str, Any], path: str | Path) -> None:
     )
     axes.tick_params(labelsize=8.5)
     axes.set_ylabel("accuracy (%)")
-    axes.set_title(
-        f"{record['title']}\n{record['model']}, {record['items']} items; TPF above", fontsize=9.5, loc="left"
-    )
+    axes.set_title(f"{record['title']}\n{record['model']}, {record['subject']}; TPF above", fontsize=9.5, loc="left")
     axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path)
