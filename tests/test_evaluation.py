@@ -14,6 +14,7 @@ from methods_table import FAMILIES, lively_params
 import polestar_jax
 from polestar_jax import methods
 from polestar_jax.cli import main
+from polestar_jax.evaluation import sandbox
 from polestar_jax.evaluation.adapter import PolestarLM
 from polestar_jax.evaluation.answers import Answers
 from polestar_jax.evaluation.likelihood import draw_counts, draw_masks, estimate
@@ -329,3 +330,25 @@ def test_wrong_words(capsys):
     ):
         assert main([*common, *words]) == 2
         assert message in capsys.readouterr().err
+
+
+def test_where_programs_cannot_be_isolated(tmp_path, capsys, monkeypatch):
+    """Without a place for answers nothing is decoded; with one they are kept, and scored where it can be done."""
+    launcher = tmp_path / "launcher.py"
+    launcher.write_text("import sys; sys.stdin.read(); print('unshare: not permitted'); sys.exit(97)")
+    monkeypatch.setattr(sandbox, "_LAUNCHER", launcher)
+    words = ["eval", "--tasks", "humaneval", "--rows", f"humaneval={SAMPLES / 'humaneval.jsonl'}", "--limit", "1"]
+    words += ["--truncate", "--bucket", "104", "--gen-length", "24", "--block-length", "8", "--method", "parallel"]
+    with monkeypatch.context() as patch:
+        patch.setattr(PolestarLM, "_decode_batch", None)
+        assert main(words) == 2
+    assert "cannot be isolated here (unshare: not permitted): allow user namespaces" in capsys.readouterr().err
+    words += ["--out", str(tmp_path / "out")]
+    assert main(words) == 2
+    assert capsys.readouterr().err.count("cannot be isolated here") == 2  # a warning, and the error in the end
+    assert len((tmp_path / "out" / "answers.jsonl").read_text().splitlines()) == 1
+    monkeypatch.undo()
+    monkeypatch.setattr(PolestarLM, "_decode_batch", None)
+    monkeypatch.setattr(humaneval, "run_program", lambda text: Verdict("failed", "", 0.0))
+    assert main(words) == 0
+    assert json.loads((tmp_path / "out" / "results.json").read_text())["results"]["humaneval"]["pass@1,none"] == 0

@@ -5,6 +5,8 @@ import importlib.util
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from rich.console import Console
+
 if TYPE_CHECKING:
     from polestar_jax.evaluation.adapter import PolestarLM
     from polestar_jax.types import Method
@@ -47,17 +49,36 @@ def check_benchmark(arguments: argparse.Namespace) -> None:
         raise ImportError('benchmarks need lm-eval: pip install "polestar-jax[eval]"')
 
 
-def read_tasks(names: Sequence[str], arguments: argparse.Namespace) -> list[str | dict[str, Any]]:
-    """The tasks, with the rows that were given.
+def check_programs(names: Sequence[str], keeps_answers: bool, notes: Console) -> None:
+    """Says before hours of decoding where a task's programs cannot be run.
+
+    Args:
+      names: of tasks.
+      keeps_answers: so that they can be scored on another machine; then it is a warning.
+      notes: console for it.
 
     Raises:
-      SandboxUnavailable: a task runs programs, which cannot be isolated here: better known before hours of decoding.
+      SandboxUnavailable: programs cannot be isolated here, and answers would be lost.
     """
-    from polestar_jax.evaluation.sandbox import run_program
-    from polestar_jax.evaluation.tasks import WITH_PROGRAMS, make_tasks
+    from polestar_jax.evaluation.sandbox import SandboxUnavailable, run_program
+    from polestar_jax.evaluation.tasks import WITH_PROGRAMS
 
-    if any(name in WITH_PROGRAMS for name in names):
+    if not any(name in WITH_PROGRAMS for name in names):
+        return
+    try:
         run_program("")
+    except SandboxUnavailable as error:
+        if not keeps_answers:
+            raise
+        notes.print(
+            f"polestar: warning: {error}; answers are kept, and the same command scores them there", soft_wrap=True
+        )
+
+
+def read_tasks(names: Sequence[str], arguments: argparse.Namespace) -> list[str | dict[str, Any]]:
+    """The tasks, with the rows that were given."""
+    from polestar_jax.evaluation.tasks import make_tasks
+
     rows, shots = (_read_pairs(option, getattr(arguments, option)) for option in ("rows", "shots"))
     return make_tasks(names, rows=rows, shots=shots, count=arguments.count, seed=arguments.seed)
 

@@ -13,7 +13,13 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from polestar_jax.commands.benchmark_options import add_benchmark, check_benchmark, make_adapter, read_tasks
+from polestar_jax.commands.benchmark_options import (
+    add_benchmark,
+    check_benchmark,
+    check_programs,
+    make_adapter,
+    read_tasks,
+)
 from polestar_jax.commands.options import add_json, add_model, add_seed
 from polestar_jax.commands.output import STDOUT, check_target, make_consoles, write_json
 
@@ -47,6 +53,7 @@ def run(arguments: argparse.Namespace) -> None:
 
         choice = parse_method(arguments.method)
         tasks = read_tasks(names, arguments)
+        check_programs(names, arguments.out is not None, notes)
         checkpoint = load(arguments.model, dtype=arguments.dtype)
         method = choice.build(arguments.block_length, checkpoint[2])
     answers = str(Path(arguments.out) / "answers.jsonl") if arguments.out else None

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from polestar_jax.commands.benchmark_options import add_benchmark, check_benchmark
+from polestar_jax.commands.benchmark_options import add_benchmark, check_benchmark, check_programs
 from polestar_jax.commands.options import add_model, add_seed
 from polestar_jax.commands.output import make_consoles
 
@@ -71,6 +71,7 @@ def run(arguments: argparse.Namespace) -> None:
         if arguments.task is None:
             subject = take_exercises(arguments, checkpoint, count)
         else:
+            check_programs([arguments.task], False, notes)
             limit = arguments.limit or (_QUICK if arguments.quick else None)
             subject = take_benchmark(arguments, checkpoint, limit, folder)
 
