@@ -14,6 +14,7 @@ from polestar_jax import methods
 from polestar_jax.analysis import drift_study, figures
 from polestar_jax.analysis.costs import state_bytes
 from polestar_jax.analysis.labels import place_labels
+from polestar_jax.analysis.parts import time_parts
 from polestar_jax.analysis.trace import look, record_trace
 from polestar_jax.cli import main
 from polestar_jax.commands.figures import _read_front
@@ -155,6 +156,19 @@ def test_state_bytes_are_those_of_the_state():
     assert parts["keys and values"] == 2 * model.config.layers * model.config.kv_heads * 21 * 8 * 4
     polestar = state_bytes(model, methods.polestar(block_length=4), 5, 16)
     assert polestar["window: codes, centroids, proxies"] > 0
+
+
+def test_parts_of_a_forward(family):
+    model = FAMILIES[family]
+    rows = time_parts(model, lively_params(model, 1), 21, 4, repeats=2)
+    assert all(row["ms"] > 0 for row in rows)
+    by_forward = {name: [row["part"] for row in rows if row["forward"] == name] for name in ("step", "refresh")}
+    assert by_forward["step"] == ["attention", "feed-forward"]
+    assert by_forward["refresh"][:2] == by_forward["step"] and "drift of proxies" in by_forward["refresh"]
+    bars = figures.draw_timing([{"method": "polestar", "kind": "step", "ms_per_layer": 1.0}], rows).axes[1].patches
+    ends = {round(bar.get_y(), 3): bar.get_x() + bar.get_width() for bar in bars}
+    total = lambda name: sum(row["ms"] for row in rows if row["forward"] == name)
+    assert sorted(ends.values()) == pytest.approx(sorted(map(total, {row["forward"] for row in rows})))
 
 
 def test_shares_of_many_decodes_by_hand():

@@ -172,29 +172,49 @@ def draw_policies(accuracy: dict[str, float], errors: dict[str, float] | None = 
     return figure
 
 
-def draw_timing(rows: Sequence[dict[str, Any]]) -> Figure:
-    """Figure 12: milliseconds per layer of every kind of forward. Rows have `method`, `kind`, `ms_per_layer`."""
-    figure, axes = _figure(5.4, 0.36 * len(rows) + 1.0)
-    names = [f"{row['method']}: {row['kind']}" for row in rows]
-    values = [row["ms_per_layer"] for row in rows]
-    colors = [INK if row["method"].startswith("polestar") else SOFT for row in rows]
-    axes.barh(range(len(rows)), values, color=colors, height=0.66)
+def draw_timing(kinds: Sequence[dict[str, Any]], parts: Sequence[dict[str, Any]]) -> Figure:
+    """Figure 12: milliseconds per layer of every kind of forward, and of the parts of Polestar's.
+
+    Args:
+      kinds: `method`, `kind`, `ms_per_layer`, of `costs.time_kinds`.
+      parts: `forward`, `part`, `ms`, of `parts.time_parts`.
+    """
+    figure, (left, right) = _figure(10.4, 0.36 * len(kinds) + 1.2, 2)
+    names = [f"{row['method']}: {row['kind']}" for row in kinds]
+    values = [row["ms_per_layer"] for row in kinds]
+    colors = [INK if row["method"].startswith("polestar") else SOFT for row in kinds]
+    left.barh(range(len(kinds)), values, color=colors, height=0.66)
     for place, value in enumerate(values):
-        axes.annotate(f" {value:.3g}", (value, place), va="center", fontsize=8.5)
-    axes.set_yticks(range(len(rows)), names)
-    axes.invert_yaxis()
-    axes.set_xlabel("ms per layer and forward")
+        left.annotate(f" {value:.3g}", (value, place), va="center", fontsize=8.5)
+    left.set_yticks(range(len(kinds)), names)
+    left.set_xlabel("ms per layer and forward, LM head included")
+    forwards = list(dict.fromkeys(row["forward"] for row in parts))
+    labelled: set[str] = set()
+    palette = (SOFT, INK, RED, GOLD, WARM, "#7a3b69", "0.5")
+    for name, color in zip(dict.fromkeys(row["part"] for row in parts), palette, strict=False):
+        for place, forward in enumerate(forwards):
+            own = [row["part"] for row in parts if row["forward"] == forward]
+            if name in own:
+                found = [row["ms"] for row in parts if row["forward"] == forward]
+                start, label = sum(found[: own.index(name)]), None if name in labelled else name
+                right.barh(place, found[own.index(name)], left=start, color=color, height=0.6, label=label)
+                labelled.add(name)
+    right.set_yticks(range(len(forwards)), forwards)
+    right.set_ylim(len(forwards) - 0.4, -1.4)
+    right.set_xlabel("ms per layer, Polestar's parts timed one by one")
+    right.legend(frameon=False, fontsize=7.5, ncols=3, loc="upper left")
+    left.invert_yaxis()
     return figure
 
 
 def draw_memory(rows: Sequence[dict[str, Any]], title: str) -> Figure:
     """Figure 13, from shapes: bytes of every part of the state by method. Rows have `method` and `parts`."""
-    figure, axes = _figure(5.6, 3.2)
+    figure, axes = _figure(6.8, 3.4)
     parts = list(dict.fromkeys(name for row in rows for name in row["parts"]))
-    bottom = np.zeros(len(rows))
-    for name, color in zip(parts, ("0.8", SOFT, INK, WARM, GOLD, RED), strict=False):
-        heights = np.array([row["parts"].get(name, 0) / 1e6 for row in rows])
-        axes.bar([row["method"] for row in rows], heights, bottom=bottom, color=color, label=name, width=0.6)
+    bottom, names = np.zeros(len(rows)), [row["method"].replace(", ", ",\n") for row in rows]
+    for part, color in zip(parts, ("0.8", SOFT, INK, WARM, GOLD, RED), strict=False):
+        heights = np.array([row["parts"].get(part, 0) / 1e6 for row in rows])
+        axes.bar(names, heights, bottom=bottom, color=color, label=part, width=0.6)
         bottom += heights
     axes.set_ylabel("MB beside the weights")
     axes.set_title(title, fontsize=9.5, loc="left")

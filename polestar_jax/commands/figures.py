@@ -50,6 +50,7 @@ def run(arguments: argparse.Namespace) -> None:
         from polestar_jax import load, methods
         from polestar_jax.analysis import drift_study, figures
         from polestar_jax.analysis.costs import state_bytes, time_kinds
+        from polestar_jax.analysis.parts import time_parts
         from polestar_jax.analysis.prompts import cached_method, pick_prompts
         from polestar_jax.analysis.trace import record_trace
         from polestar_jax.commands.demo_report import make_row
@@ -84,14 +85,17 @@ def run(arguments: argparse.Namespace) -> None:
     alone, cached = traces["alone"][0], traces["cached"][0]
     accuracy = drift_study.selection_accuracy(traces["cached"], seed=arguments.seed)
     with notes.status("timing"):
-        compared = [methods.fast_dllm(block_length=BLOCK), methods.polestar(block_length=BLOCK)]
+        # One token per forward, so that every kind of forward comes often.
+        compared = [cached_method(BLOCK), methods.polestar(tau=2.0, suffix_commit=False, block_length=BLOCK)]
         timing = [row for each in compared for row in time_kinds(model, params, each, prompts[:8], tasks.ANSWER_LENGTH)]
+        parts = time_parts(model, params, len(prompts[0]) + tasks.ANSWER_LENGTH, BLOCK)
     published = PUBLISHED["dream-7b" if model.shift else "llada-8b"]
     memory = [
-        {"method": name, "parts": state_bytes(published, method, 1024, 256)}
+        {"method": name, "parts": state_bytes(published, method, 1024, 512)}
         for name, method in (
-            ("parallel", methods.parallel()),
             ("fast_dllm", methods.fast_dllm()),
+            ("d2cache", methods.d2cache()),
+            ("elastic_cache", methods.elastic_cache()),
             ("polestar, not coded", methods.polestar(format="none")),
             ("polestar", methods.polestar()),
         )
@@ -109,8 +113,8 @@ def run(arguments: argparse.Namespace) -> None:
         "4-heatmap": (alone, -1, words),
         "6a-policies": (accuracy,),
         "8-commits": (traces["parallel"],),
-        "12-timing": (timing,),
-        "13-memory": (memory, "P 1024, G 256, S 32, bfloat16, batch 1; from shapes"),
+        "12-timing": (timing, parts),
+        "13-memory": (memory, "P 1024, G 512, S 32, bfloat16, batch 1: from shapes, flat over forwards"),
         "1-front": (front, "tps", title),
     }
     for name, values in shown.items():
@@ -127,6 +131,7 @@ def run(arguments: argparse.Namespace) -> None:
             for name, values in drift_study.drift_by_commits(traces["parallel"]).items()
         },
         "timing": timing,
+        "timing_of_parts": parts,
         "memory": memory,
         "front": [{name: value for name, value in row.items() if name != "config"} for row in front],
         "front_from": arguments.front or "measured here",
