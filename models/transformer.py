@@ -146,6 +146,12 @@ class Transformer:
         """One layer's outputs `[..., R, D]` from its inputs and attended values: the two residual steps in one."""
         return self._network(params).layers[layer].finish(hidden, attended)
 
+    def head(self, params: Params) -> tuple[jax.Array, jax.Array, float]:
+        """What `logits` are made by, for what finds words without them: the final norm's weight `[D]`, the head
+        `[V, D]`, and the norm's epsilon."""
+        weight = params["embedding"] if self.config.tied else params["head"]["weight"]
+        return params["norm"]["weight"], weight, self.config.epsilon
+
     def logits(self, params: Params, hidden: jax.Array) -> jax.Array:
         """Logits `[..., V]` in the model's dtype from last-layer outputs `[..., D]`, not moved by `shift`."""
         network = self._network(params)

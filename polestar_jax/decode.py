@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from typing import Any
+from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +10,7 @@ import numpy as np
 from jax.sharding import Mesh
 from jax.typing import ArrayLike
 
+from pallas_kernels.implementation import Implementation
 from polestar_jax.head import SIGNALS
 from polestar_jax.loop import fresh_state, is_live, output_of, run, start, step
 from polestar_jax.placement import check_mesh, check_places, mesh_of, put_rows_on_mesh
@@ -17,7 +18,7 @@ from polestar_jax.prompts import check_prompt
 from polestar_jax.types import DecodeOutput, DecodeState, Method, Model, Prompt, Signal, Spec, StepLog
 
 
-def make_decode(model: Model, method: Method, *, gen_length: int) -> "Decode":
+def make_decode(model: Model, method: Method, *, gen_length: int, kernels: Implementation | None = None) -> "Decode":
     """A decoder of `gen_length` tokens.
 
     Args:
@@ -25,13 +26,17 @@ def make_decode(model: Model, method: Method, *, gen_length: int) -> "Decode":
       method: such as `polestar_jax.methods.polestar()`. Its numbers are arguments of the compiled program: a decode
         with other numbers reuses it.
       gen_length: G.
+      kernels: "xla", or GPU kernels by name, "mosaic" (Hopper) or "triton" (Ampere, Ada); None takes the best that
+        works. Where a named one cannot run, the first call raises ValueError.
 
     Raises:
       ValueError: listing everything about the method that does not fit, before anything is compiled.
     """
     if gen_length < 1:
         raise ValueError(f"gen_length={gen_length} must be at least 1")
-    decode = Decode(model, jax.tree.map(_as_number, method), gen_length)
+    if kernels not in (None, *get_args(Implementation)):
+        raise ValueError(f"{kernels=} must be None, 'xla', 'mosaic' or 'triton'")
+    decode = Decode(model, jax.tree.map(_as_number, method), gen_length, kernels)
     spec = decode.spec(batch=1, prompt_length=1)
     parts = (method.schedule, method.cache, method.rule, method.sampler)
     problems = [problem for part in parts for problem in part.problems(spec)]
@@ -60,12 +65,13 @@ class Decode:
     """`output, state = decode(params, state, prompt)`; see `make_decode`.
 
     Attributes:
-      model, method, gen_length: as given.
+      model, method, gen_length, kernels: as given.
     """
 
     model: Model
     method: Method
     gen_length: int
+    kernels: Implementation | None = None
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -75,7 +81,7 @@ class Decode:
     def spec(self, batch: int, prompt_length: int, mesh: Mesh | None = None) -> Spec:
         span = self.method.schedule.span(self.gen_length)
         needs = self.method.rule.needs | self.method.cache.needs
-        return Spec(self.model, batch, prompt_length, self.gen_length, span, needs, mesh)
+        return Spec(self.model, batch, prompt_length, self.gen_length, span, needs, mesh, self.kernels)
 
     def init(self, keys: jax.Array, prompt_length: int, *, mesh: Mesh | None = None) -> DecodeState:
         """All buffers of a decode, as one pytree.

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from polestar_jax.attention import CHUNK
+from polestar_jax.kernels import choose_words
 from polestar_jax.rows import iota
 from polestar_jax.types import Canvas, Pass, Prediction, Sampler, Signal, Spec, pytree, static
 
@@ -125,14 +126,19 @@ def predict(spec: Spec, sampler: Sampler, guidance, params, done: Pass, keys: ja
       done: a branch's result.
       keys: key `[B]`, this forward's.
     """
-    logits = spec.model.logits(params, done.hidden).astype(jnp.float32)
-    if guidance is not None:
-        conditional, unconditional = jnp.split(logits, 2)
-        logits = unconditional + (guidance + 1) * (conditional - unconditional)
     given = (done.slot, done.valid, done.extra, done.planes or {})
     slot, valid, extra, planes = jax.tree.map(lambda leaf: leaf[: spec.batch], given)
     slot = slot + spec.model.shift
     valid = valid & (slot < spec.length)
+    # Rules that look at the logits themselves need them in memory.
+    if guidance is None and isinstance(sampler, Greedy) and not spec.needs & SIGNALS.keys():
+        chosen = choose_words(spec, params, done.hidden, sampler.allow_mask)
+        if chosen is not None:
+            return Prediction(slot, valid, *chosen, extra, planes)
+    logits = spec.model.logits(params, done.hidden).astype(jnp.float32)
+    if guidance is not None:
+        conditional, unconditional = jnp.split(logits, 2)
+        logits = unconditional + (guidance + 1) * (conditional - unconditional)
     logits = sampler.adjust(spec, logits)
     token, confidence = sampler.sample(spec, logits, slot, keys)
     computed = {name: SIGNALS[name](logits, token) for name in sorted(spec.needs & SIGNALS.keys())}

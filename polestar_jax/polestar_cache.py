@@ -11,6 +11,7 @@ from polestar_jax.attention_signals import ATTENTION, attention_problems
 from polestar_jax.cluster import OUTSIDE, Draws
 from polestar_jax.drift import Floor
 from polestar_jax.offload import Offload, store
+from polestar_jax.kernels import implementation
 from polestar_jax.polestar_entry import full_entry, window_entry
 from polestar_jax.polestar_step import refresh, step
 from polestar_jax.policy import Policy
@@ -161,7 +162,7 @@ class PolestarCache(Policy):
         centroids = jnp.zeros((spec.batch, self.clusters, config.model_size), jnp.float32)
         anchors = centroids if self.anchored else None
         layer = LayerWindow(
-            codes=encode(rows, anchors, labels, self.format, self.tensor_scale),
+            codes=encode(rows, anchors, labels, self.format, self.tensor_scale, implementation(spec)),
             anchors=anchors,
             centroids=centroids,
             labels=labels,

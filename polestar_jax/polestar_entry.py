@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from polestar_jax.attention_signals import with_attention
 from polestar_jax.cluster import sample_draws, spherical_kmeans
 from polestar_jax.offload import fetch, store
+from polestar_jax.kernels import implementation
 from polestar_jax.polestar_step import proxy_attention, with_drift
 from polestar_jax.rows import (
     block_slots,
@@ -82,7 +83,7 @@ def _enter(
     stacked = jnp.stack(inputs)
     clusters = _cluster(policy, spec, scope, stacked, region)
     anchors = clusters.centroids if policy.anchored else None
-    codes = encode(stacked, anchors, clusters.labels, policy.format, policy.tensor_scale)
+    codes = encode(stacked, anchors, clusters.labels, policy.format, policy.tensor_scale, implementation(spec))
     windows = []
     for layer in range(spec.model.config.layers):
         centroids = clusters.centroids[layer]

@@ -13,6 +13,7 @@ from polestar_jax.attention_signals import with_attention
 from polestar_jax.cluster import OUTSIDE
 from polestar_jax.drift import drift, log_attention
 from polestar_jax.offload import fetch, store
+from polestar_jax.kernels import implementation, measure_proxies
 from polestar_jax.rows import (
     block_slots,
     count_rows,
@@ -90,15 +91,14 @@ def refresh(
         for cached, fresh in ((keys, key), (values, value)):
             cached[layer] = write_cache(cached[layer], block, fresh[:, :, proxy:rest])
             cached[layer] = write_cache(cached[layer], window, fresh[:, :, rest:], changed)
-        reference = proxy_attention(policy, spec, query[:, :proxy], keys[layer], canvas, scope)
-        score = drift(reference, old.reference, policy.proxy_floor)
+        score, reference = _proxy_drift(policy, spec, query[:, :proxy], keys[layer], canvas, scope, old.reference)
         last = layer == config.layers - 1
         k = policy.selected_last if last else policy.selected
         chosen = select_clusters(score, old.counts, k, policy.memberless)
         selected = members(chosen, old.labels) & inside
         if last and "suffix" not in spec.needs:
             selected = jnp.zeros_like(selected)  # nobody reads the last packet
-        codes = recode(old, rows, changed, policy.format, policy.tensor_scale)
+        codes = recode(old, rows, changed, policy.format, policy.tensor_scale, implementation(spec))
         fresh_window = dataclasses.replace(old, codes=codes, centroids=centroids, reference=reference)
         windows.append(store(policy.offload, replace_mine(mine, old, fresh_window)))
         hidden, packet, ran = _finish_selected(
@@ -181,6 +181,17 @@ def _finish_selected(policy: PolestarCache, finish, cached, block, window):
     need = selected.sum(axis=1).max()
     choice = sum((need > size).astype(jnp.int32) for size in sizes[:-1])
     return jax.lax.switch(choice, [run(size) for size in sizes]) if len(sizes) > 1 else run(sizes[0])()
+
+
+def _proxy_drift(
+    policy: PolestarCache, spec: Spec, proxies: jax.Array, keys: jax.Array, canvas: Canvas, scope: Scope, old: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """How far the attention of the centroids moved, `[B, K]`, and what it is now; arguments as in `proxy_attention`."""
+    measured = measure_proxies(spec, proxies, keys, canvas, scope, old, policy.proxy_floor)
+    if measured is not None:
+        return measured
+    now = proxy_attention(policy, spec, proxies, keys, canvas, scope)
+    return drift(now, old, policy.proxy_floor), now
 
 
 def proxy_attention(

@@ -15,6 +15,8 @@ from typing import Any, NamedTuple, Protocol, dataclass_transform
 import jax
 from jax.sharding import Mesh
 
+from pallas_kernels.implementation import Implementation
+
 State = Any
 """A pytree whose array leaves all lead with the batch axis B; the loop freezes the batch rows that wait."""
 
@@ -108,6 +110,7 @@ class Spec:
       span: how many positions from a block's first one a forward may have to predict (S for fixed blocks).
       needs: the signals the commit rule and the cache policy read.
       mesh: the devices that the decode is spread over, None for one; see `polestar_jax.placement`.
+      kernels: implementation of the ops of `pallas_kernels`, see `polestar_jax.kernels`.
     """
 
     model: Model
@@ -117,6 +120,7 @@ class Spec:
     span: int
     needs: frozenset[Signal]
     mesh: Mesh | None = None
+    kernels: Implementation | None = None
 
     @property
     def length(self) -> int:

@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from pallas_kernels import residual_nvfp4
+from pallas_kernels.implementation import Implementation
 from polestar_jax.cluster import OUTSIDE, PREFIX, SUFFIX, TIE, move_centroids
 from polestar_jax.quantize import Codes, Format, dequantize, quantize
 from polestar_jax.rows import iota, take_rows
@@ -57,8 +59,17 @@ def encode(
     labels: Int[Array, "... W"],
     format: Format,
     tensor_scale: bool,
+    kernels: Implementation | None = None,
 ) -> Codes:
-    """Codes rows, as residuals to the anchors of their clusters if there are any."""
+    """Codes rows, as residuals to the anchors of their clusters if there are any.
+
+    Args:
+      kernels: implementation of `residual_nvfp4.quantize`, all of which yield the same codes.
+    """
+    if anchors is not None and format == "nvfp4" and not tensor_scale:
+        flat = [x.reshape(-1, *x.shape[axis:]) for x, axis in ((rows, -2), (labels, -1), (anchors, -2))]
+        codes = residual_nvfp4.quantize(*flat, implementation=kernels)
+        return Codes(*(leaf.reshape(*rows.shape[:-1], -1) for leaf in codes))
     if anchors is not None:
         rows = rows.astype(jnp.float32) - _anchor_of(anchors, labels)
     return quantize(rows, format, tensor_scale=tensor_scale)
@@ -88,10 +99,15 @@ def patch(
 
 
 def recode(
-    window: LayerWindow, rows: Float[Array, "B W D"], changed: Bool[Array, "B W"], format: Format, tensor_scale: bool
+    window: LayerWindow,
+    rows: Float[Array, "B W D"],
+    changed: Bool[Array, "B W"],
+    format: Format,
+    tensor_scale: bool,
+    kernels: Implementation | None = None,
 ) -> Codes:
     """The window's codes after `rows` replaced those that `changed`."""
-    codes = encode(rows, window.anchors, window.labels, format, tensor_scale)
+    codes = encode(rows, window.anchors, window.labels, format, tensor_scale, kernels)
     pick = lambda old, new: jnp.where(changed[..., None], new.astype(old.dtype), old)
     return jax.tree.map(pick, window.codes, codes)
 

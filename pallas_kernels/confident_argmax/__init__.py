@@ -5,7 +5,7 @@ import jax
 from pallas_kernels.confident_argmax import reference
 from pallas_kernels.implementation import Implementation, choose
 
-__all__ = ["confident_argmax"]
+__all__ = ["confident_argmax", "pick"]
 
 
 def confident_argmax(
@@ -38,19 +38,11 @@ def confident_argmax(
     Raises:
       ValueError: if shapes do not fit or the implementation cannot run here.
     """
-    (words, size), dtypes = head.shape, {hidden.dtype.name, norm.dtype.name, head.dtype.name}
+    size = head.shape[1]
     if hidden.ndim != 2 or hidden.shape[1] != size or norm.shape != (size,):
         raise ValueError(f"hidden {hidden.shape} and norm {norm.shape} do not fit the head's D = {size}")
-    shape = f"D = {size} is not a multiple of 64" if size % 64 else None
-    mosaic = triton = shape
-    if dtypes != {"bfloat16"}:
-        mosaic = f"tensor cores multiply bfloat16, not {', '.join(sorted(dtypes))}"
-    elif words % 8:
-        mosaic = f"V = {words} words are not a multiple of 8"
-    if dtypes not in ({"bfloat16"}, {"float32"}):
-        triton = f"hidden, norm and head are {', '.join(sorted(dtypes))}, not all float32 or all bfloat16"
     arguments = hidden, norm, head, epsilon, mask_id
-    match choose("confident_argmax", implementation, mosaic=mosaic, triton=triton):
+    match pick(hidden, norm, head, implementation):
         case "mosaic":
             from pallas_kernels.confident_argmax import mosaic as kernels
 
@@ -60,3 +52,17 @@ def confident_argmax(
 
             return kernels.confident_argmax(*arguments)
     return reference.confident_argmax(*arguments)
+
+
+def pick(hidden: jax.Array, norm: jax.Array, head: jax.Array, implementation: Implementation | None) -> Implementation:
+    """The implementation that `confident_argmax` would run; raises as it does."""
+    (words, size), dtypes = head.shape, {hidden.dtype.name, norm.dtype.name, head.dtype.name}
+    shape = f"D = {size} is not a multiple of 64" if size % 64 else None
+    mosaic = triton = shape
+    if dtypes != {"bfloat16"}:
+        mosaic = f"tensor cores multiply bfloat16, not {', '.join(sorted(dtypes))}"
+    elif words % 8:
+        mosaic = f"V = {words} words are not a multiple of 8"
+    if dtypes not in ({"bfloat16"}, {"float32"}):
+        triton = f"hidden, norm and head are {', '.join(sorted(dtypes))}, not all float32 or all bfloat16"
+    return choose("confident_argmax", implementation, mosaic=mosaic, triton=triton)

@@ -19,6 +19,7 @@ STAGES = 2
 PROGRAMS = 132  # to aim for: one for each multiprocessor of an H100 or H200
 
 
+@jax.jit  # the layers of a decode then share one lowering, which takes seconds
 def drift_attention(
     query: jax.Array, key: jax.Array, value: jax.Array, key_mask: jax.Array, old: DriftReference
 ) -> tuple[jax.Array, jax.Array, DriftReference]:

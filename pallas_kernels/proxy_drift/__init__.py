@@ -7,7 +7,7 @@ from pallas_kernels.drift_reference import DriftReference
 from pallas_kernels.implementation import Implementation, choose
 from pallas_kernels.proxy_drift import reference
 
-__all__ = ["DriftReference", "proxy_drift"]
+__all__ = ["DriftReference", "pick", "proxy_drift"]
 
 
 def proxy_drift(
@@ -39,15 +39,11 @@ def proxy_drift(
       ValueError: if shapes do not fit or the implementation cannot run here.
     """
     check_shapes(query, key, key_mask, old)
-    size, dtypes = query.shape[-1], {query.dtype.name, key.dtype.name}
-    expected = (*key_mask.shape, size // 2)
+    expected = (*key_mask.shape, query.shape[-1] // 2)
     if cosine.shape != expected or sine.shape != expected:
         raise ValueError(f"cosine {cosine.shape} and sine {sine.shape} must be {expected}")
-    mosaic, triton = mosaic_problem(key, dtypes), triton_problem(size, dtypes)
-    if size == 16:
-        triton = triton or "half a head of 16 is too little to multiply"
     arguments = query, key, cosine, sine, key_mask, old
-    match choose("proxy_drift", implementation, mosaic=mosaic, triton=triton):
+    match pick(query, key, implementation):
         case "mosaic":
             from pallas_kernels.proxy_drift import mosaic as kernels
 
@@ -57,3 +53,12 @@ def proxy_drift(
 
             return kernels.proxy_drift(*arguments)
     return reference.proxy_drift(*arguments)
+
+
+def pick(query: jax.Array, key: jax.Array, implementation: Implementation | None) -> Implementation:
+    """The implementation that `proxy_drift` would run; raises as it does."""
+    size, dtypes = query.shape[-1], {query.dtype.name, key.dtype.name}
+    triton = triton_problem(size, dtypes)
+    if size == 16:
+        triton = triton or "half a head of 16 is too little to multiply"
+    return choose("proxy_drift", implementation, mosaic=mosaic_problem(key, dtypes), triton=triton)

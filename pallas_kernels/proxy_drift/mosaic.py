@@ -14,6 +14,7 @@ STAGES = 2
 PROGRAMS = 264  # to aim for: two for each multiprocessor of an H100 or H200
 
 
+@jax.jit  # the layers of a decode then share one lowering, which takes seconds
 def proxy_drift(
     query: jax.Array, key: jax.Array, cosine: jax.Array, sine: jax.Array, key_mask: jax.Array, old: DriftReference
 ) -> tuple[jax.Array, DriftReference]:

@@ -22,6 +22,7 @@ _CHUNKS = COLUMNS // _CHUNK
 _GROUP = 16
 
 
+@jax.jit  # the layers of a decode then share one lowering, which takes seconds
 def quantize(rows: jax.Array, labels: jax.Array, centroids: jax.Array) -> tuple[jax.Array, jax.Array]:
     """See `pallas_kernels.residual_nvfp4.quantize`."""
     batch, window, size = rows.shape
@@ -95,6 +96,7 @@ def quantize(rows: jax.Array, labels: jax.Array, centroids: jax.Array) -> tuple[
     )(rows, labels, centroids[:, :, None])
 
 
+@jax.jit  # the layers of a decode then share one lowering, which takes seconds
 def gather(
     codes: jax.Array,
     scales: jax.Array,

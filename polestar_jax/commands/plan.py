@@ -24,6 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     for name, value in (("--prompt-length", 1024), ("--gen-length", 256), ("--block-length", 32), ("--batch", 1)):
         parser.add_argument(name, type=int, default=value, metavar="N", help="(default: %(default)s)")
+    parser.add_argument("--kernels", choices=("xla", "mosaic", "triton"), help="(default: the best that the GPU runs)")
     parser.add_argument("--layers", type=int, metavar="L", help="fewer layers than the model has, for a quick look")
     add_json(parser)
 
@@ -48,7 +49,9 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.layers is not None:
         model = dataclasses.replace(model, config=dataclasses.replace(model.config, layers=arguments.layers))
     choice = parse_method(arguments.method)
-    decode = make_decode(model, choice.build(arguments.block_length), gen_length=arguments.gen_length)
+    decode = make_decode(
+        model, choice.build(arguments.block_length), gen_length=arguments.gen_length, kernels=arguments.kernels
+    )
     with notes.status(f"compiling {arguments.model} with {choice.label} for {arguments.gpu} (a minute or two)"):
         plan = compile_plan(decode, arguments.gpu, arguments.prompt_length, arguments.batch)
     sizes = (
