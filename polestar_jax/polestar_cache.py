@@ -10,8 +10,8 @@ from polestar_jax.attention import empty_cache
 from polestar_jax.attention_signals import ATTENTION, attention_problems
 from polestar_jax.cluster import OUTSIDE, Draws
 from polestar_jax.drift import Floor
-from polestar_jax.offload import Offload, store
 from polestar_jax.kernels import implementation
+from polestar_jax.offload import Offload, store
 from polestar_jax.polestar_entry import full_entry, window_entry
 from polestar_jax.polestar_step import refresh, step
 from polestar_jax.policy import Policy

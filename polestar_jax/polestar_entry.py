@@ -10,8 +10,8 @@ import jax.numpy as jnp
 
 from polestar_jax.attention_signals import with_attention
 from polestar_jax.cluster import sample_draws, spherical_kmeans
-from polestar_jax.offload import fetch, store
 from polestar_jax.kernels import implementation
+from polestar_jax.offload import fetch, store
 from polestar_jax.polestar_step import proxy_attention, with_drift
 from polestar_jax.rows import (
     block_slots,

@@ -12,8 +12,8 @@ from polestar_jax.attention import attention_scores, project_rows, unrotated, we
 from polestar_jax.attention_signals import with_attention
 from polestar_jax.cluster import OUTSIDE
 from polestar_jax.drift import drift, log_attention
-from polestar_jax.offload import fetch, store
 from polestar_jax.kernels import implementation, measure_proxies
+from polestar_jax.offload import fetch, store
 from polestar_jax.rows import (
     block_slots,
     count_rows,
