@@ -67,7 +67,7 @@ def main() -> None:
     canvas = Canvas(tokens, ~everything, everything, place)
     block = place[:, shape.prompt_length : shape.prompt_length + shape.block_length]
     there = jnp.ones(block.shape, bool)
-    rows = RowSet(block, jnp.take_along_axis(tokens, block, axis=1), block, there, there, contiguous=True)
+    rows = RowSet(block, jnp.take_along_axis(tokens, block, axis=1), block, there, there)
 
     stack = lambda *leaves: jnp.stack(leaves)
     stacked = params | {"layers": jax.tree.map(stack, *params["layers"].values())}

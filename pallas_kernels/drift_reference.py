@@ -4,6 +4,8 @@ KL(a || a') = E_a[s - s'] - (log sum exp s - log sum exp s') needs the old score
 one pass over the keys suffices: what normalises the new ones is known only after it.
 """
 
+import functools
+import operator
 from typing import NamedTuple
 
 import jax
@@ -64,7 +66,7 @@ def group_queries(query: jax.Array, kv_heads: int) -> jax.Array:
 
 def put_together(
     scores: jax.Array, stats: list[jax.Array], old: DriftReference
-) -> tuple[jax.Array, jax.Array, DriftReference]:
+) -> tuple[list[jax.Array], jax.Array, DriftReference]:
     """Merges what a kernel found in parts P of the keys.
 
     Args:
@@ -74,15 +76,37 @@ def put_together(
       old: the reference that s' is of.
 
     Returns:
-      weights `[P, planes, rows']` of the parts' sums over values; the drift `[B, R]`; the new reference.
+      weights of the parts' sums over values, as `part_weights` has them; the drift `[B, R]`; the new reference.
     """
     largest, total, moved = stats
-    top = jnp.max(largest, axis=0)
-    factor = jnp.exp(largest - top[None])
-    whole = jnp.sum(factor * total, axis=0)
-    weights = factor / whole[None]
-    flat = old.log_sum.size // top.shape[0]
+    weights, log_sum = part_weights(largest, total)
+    flat = old.log_sum.size // log_sum.shape[0]
     per_row = lambda stat: stat[:, :flat].reshape(old.log_sum.shape)
-    log_sum = per_row(top + jnp.log(whole))
-    drift = mean_drift(per_row(jnp.sum(weights * moved, axis=0)), log_sum, old.log_sum)
-    return weights, drift, DriftReference(scores.reshape(old.scores.shape), log_sum)
+    expected = _weighted(weights, moved)
+    drift = mean_drift(per_row(expected), per_row(log_sum), old.log_sum)
+    return weights, drift, DriftReference(scores.reshape(old.scores.shape), per_row(log_sum))
+
+
+def part_weights(largest: jax.Array, total: jax.Array) -> tuple[list[jax.Array], jax.Array]:
+    """Weights of the parts' sums over values, P of `[planes, rows']`, and the log-sum-exp of all `[planes, rows']`.
+
+    Parts are few and counted out one by one, never as an axis to reduce over: XLA then merges them within the
+    operation that reads them.
+    """
+    top = functools.reduce(jnp.maximum, list(largest))
+    factors = [jnp.exp(part - top) for part in largest]
+    whole = _weighted(factors, total)
+    return [factor / whole for factor in factors], top + jnp.log(whole)
+
+
+def join_values(weights: list[jax.Array], sums: jax.Array, query: jax.Array, value: jax.Array) -> jax.Array:
+    """Attended values in the form of `query` `[B, R, H, A]`, from the parts' `sums` `[P, planes, rows', A]`."""
+    batch, rows, heads, size = query.shape
+    kv_heads = value.shape[1]
+    whole = _weighted([weight[..., None] for weight in weights], sums)
+    whole = whole[:, : heads // kv_heads * rows].reshape(batch, kv_heads, -1, rows, size)
+    return whole.transpose(0, 3, 1, 2, 4).reshape(query.shape).astype(value.dtype)
+
+
+def _weighted(weights: list[jax.Array], parts: jax.Array) -> jax.Array:
+    return functools.reduce(operator.add, [weight * part for weight, part in zip(weights, parts, strict=True)])

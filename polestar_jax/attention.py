@@ -42,31 +42,11 @@ def unrotated(model: Model, keys: jax.Array, position: jax.Array) -> jax.Array:
 def write_cache(cache: jax.Array, rows: RowSet, fresh: jax.Array, write: jax.Array | None = None) -> jax.Array:
     """`cache` `[B, Hkv, M, A]` with `fresh` `[B, Hkv, R, A]` at the slots of `rows` where `write` (or `rows.write`)."""
     write = rows.write if write is None else write
-    return (_write_span if rows.contiguous else _scatter)(cache, rows.slot, fresh.astype(cache.dtype), write)
-
-
-def _scatter(cache: jax.Array, slot: jax.Array, fresh: jax.Array, write: jax.Array) -> jax.Array:
-    target = jnp.where(write & (slot >= 0), slot, cache.shape[2])
-    put = jax.vmap(lambda plane, index, rows: plane.at[:, index].set(rows, mode="drop"))
-    return put(cache, target, fresh)
-
-
-def _write_span(cache: jax.Array, slot: jax.Array, fresh: jax.Array, write: jax.Array) -> jax.Array:
-    """`_scatter` for slots that follow one another: one slice per batch row; what lies outside the cache is dropped."""
-    width = slot.shape[1]
-
-    def put(plane: jax.Array, first: jax.Array, rows: jax.Array, write: jax.Array) -> jax.Array:
-        start = jnp.clip(first, 0, plane.shape[1] - width)
-        moved = start - first  # not 0 where the span leaves the cache: row i then goes where row i + moved was
-        rows, write = jnp.roll(rows, -moved, axis=1), jnp.roll(write, -moved)
-        index = jnp.arange(width, dtype=jnp.int32) + moved
-        write = write & (index >= 0) & (index < width)
-        old = jax.lax.dynamic_slice_in_dim(plane, start, width, axis=1)
-        return jax.lax.dynamic_update_slice_in_dim(plane, jnp.where(write[None, :, None], rows, old), start, axis=1)
-
-    if cache.shape[0] == 1:  # vmap would turn the slice into a scatter
-        return put(cache[0], slot[0, 0], fresh[0], write[0])[None]
-    return jax.vmap(put)(cache, slot[:, 0], fresh, write)
+    # Rows that are not written go to slots beyond the cache, one each: a scatter whose slots differ needs no atomics.
+    beyond = cache.shape[2] + jnp.arange(rows.slot.shape[1], dtype=jnp.int32)
+    target = jnp.where(write & (rows.slot >= 0), rows.slot, beyond)
+    put = jax.vmap(lambda plane, index, values: plane.at[:, index].set(values, mode="drop", unique_indices=True))
+    return put(cache, target, fresh.astype(cache.dtype))
 
 
 def attention_scores(query: jax.Array, key: jax.Array, key_mask: jax.Array) -> jax.Array:

@@ -105,7 +105,7 @@ def dual_step(
     policy: "BlockCache", spec: Spec, params, cache: KeysValues, canvas: Canvas, scope: Scope, mine: jax.Array
 ) -> Pass:
     """Recomputes the block's rows."""
-    rows = rows_at(canvas, step_slots(spec, scope, policy.first_token), mine, contiguous=True)
+    rows = rows_at(canvas, step_slots(spec, scope, policy.first_token), mine)
     ran = forward_rows(spec, params, cache.keys, cache.values, canvas, rows, scope.visible)
     done = rows_pass(spec, KeysValues(ran.keys, ran.values), rows, ran.output)
     seen = (rows.slot, rows.valid)
@@ -119,7 +119,7 @@ def prefix_step(
     block = step_slots(spec, scope, policy.first_token)
     width = block.shape[1]
     slot = block[:, :1] + iota(spec.gen_length + width - spec.span)
-    rows = rows_at(canvas, slot, mine, contiguous=True, visible=scope.visible)
+    rows = rows_at(canvas, slot, mine, visible=scope.visible)
     ran = forward_rows(spec, params, cache.keys, cache.values, canvas, rows, scope.visible)
     done = rows_pass(spec, KeysValues(ran.keys, ran.values), rows, ran.output)
     if not reaches_far(spec):

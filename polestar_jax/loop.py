@@ -98,11 +98,13 @@ def _forward(spec: Spec, method: Method, params, state: DecodeState, scope: Scop
     wants = method.cache.kind(inner, state.cache, scope)[: spec.batch]
     kind = jnp.min(jnp.where(live, wants, len(branches)))
     mine = live & (wants == kind)
-    mine_inner = _doubled(mine) if method.guidance is not None else mine
+    # A lone row never waits for others. Said as a constant, it spares the program every choice between old and new.
+    writes = jnp.ones_like(mine) if spec.batch == 1 else mine
+    writes = _doubled(writes) if method.guidance is not None else writes
 
     def run(branch) -> Callable:
         def apply(cache):
-            done = branch.run(params, cache, canvas, scope, mine_inner)
+            done = branch.run(params, cache, canvas, scope, writes)
             prediction = predict(spec, method.sampler, method.guidance, params, done, scope.keys[: spec.batch])
             pad = lambda x: jnp.pad(x, [(0, 0), (0, width - x.shape[1])] + [(0, 0)] * (x.ndim - 2))
             by_row = jax.tree.map(pad, dataclasses.replace(prediction, planes={}))

@@ -28,13 +28,10 @@ def put_rows(plane: jax.Array, index: jax.Array, values: jax.Array, write: jax.A
     return put(plane, target, values.astype(plane.dtype))
 
 
-def rows_at(
-    canvas: Canvas, slot: jax.Array, mine: jax.Array, *, contiguous: bool = False, visible: jax.Array | None = None
-) -> RowSet:
+def rows_at(canvas: Canvas, slot: jax.Array, mine: jax.Array, *, visible: jax.Array | None = None) -> RowSet:
     """The rows at `slot` `[B, R]`: those outside the canvas and pads are invalid, and only those that are `mine` write.
 
     Args:
-      contiguous: whether the slots follow one another, which makes writing them cheap.
       visible: bool `[B, N]`, slots outside which rows are invalid too; None for all.
     """
     visible = canvas.valid if visible is None else canvas.valid & visible
@@ -45,7 +42,6 @@ def rows_at(
         position=take_rows(canvas.position, slot),
         valid=valid,
         write=valid & mine[:, None],
-        contiguous=contiguous,
     )
 
 

@@ -182,7 +182,6 @@ class RowSet:
       valid: bool `[B, R]`; the others are computed and ignored.
       write: bool `[B, R]`, rows whose keys and values go into the cache.
       key_mask: bool `[B, R, M]` where rows differ in what they see, else None.
-      contiguous: whether every batch row's slots follow one another.
     """
 
     slot: jax.Array
@@ -191,7 +190,6 @@ class RowSet:
     valid: jax.Array
     write: jax.Array
     key_mask: jax.Array | None = None
-    contiguous: bool = static(default=False)
 
 
 @pytree

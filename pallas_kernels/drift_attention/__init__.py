@@ -1,12 +1,15 @@
 """Attention that measures how far each row's distribution moved since an earlier look (paper section 4.2, eq. 4)."""
 
+import importlib
+from typing import Any
+
 import jax
 
 from pallas_kernels.drift_attention import reference
 from pallas_kernels.drift_reference import DriftReference, room
 from pallas_kernels.implementation import Implementation, choose
 
-__all__ = ["DriftReference", "drift_attention"]
+__all__ = ["DriftReference", "attention", "drift_attention", "pick"]
 
 
 def drift_attention(
@@ -39,21 +42,33 @@ def drift_attention(
       ValueError: if shapes do not fit or the implementation cannot run here.
     """
     check_shapes(query, key, key_mask, old)
-    size, dtypes = query.shape[-1], {query.dtype.name, key.dtype.name, value.dtype.name}
-    arguments = query, key, value, key_mask, old
-    name = choose(
-        "drift_attention", implementation, mosaic=mosaic_problem(key, dtypes), triton=triton_problem(size, dtypes)
-    )
-    match name:
-        case "mosaic":
-            from pallas_kernels.drift_attention import mosaic
+    kernels = _kernels(pick(query, key, value, implementation))
+    return kernels.drift_attention(query, key, value, key_mask, old)
 
-            return mosaic.drift_attention(*arguments)
-        case "triton":
-            from pallas_kernels.drift_attention import triton
 
-            return triton.drift_attention(*arguments)
-    return reference.drift_attention(*arguments)
+def attention(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    key_mask: jax.Array,
+    *,
+    implementation: Implementation | None = None,
+) -> jax.Array:
+    """The attended values of `drift_attention` alone, `[B, R, H, A]`: no score goes to memory. Arguments as there."""
+    check_shapes(query, key, key_mask)
+    return _kernels(pick(query, key, value, implementation)).attention(query, key, value, key_mask)
+
+
+def pick(query: jax.Array, key: jax.Array, value: jax.Array, implementation: Implementation | None) -> Implementation:
+    """The implementation that `attention` and `drift_attention` would run; raises as they do."""
+    dtypes = {query.dtype.name, key.dtype.name, value.dtype.name}
+    mosaic, triton = mosaic_problem(key, dtypes), triton_problem(query.shape[-1], dtypes)
+    return choose("drift_attention", implementation, mosaic=mosaic, triton=triton)
+
+
+def _kernels(name: Implementation) -> Any:
+    # A GPU's kernels are imported where they run: Triton need not be installed elsewhere.
+    return reference if name == "xla" else importlib.import_module(f"pallas_kernels.drift_attention.{name}")
 
 
 def mosaic_problem(key: jax.Array, dtypes: set[str]) -> str | None:
@@ -73,7 +88,7 @@ def triton_problem(size: int, dtypes: set[str]) -> str | None:
     return None if size in (16, 32, 64, 128) else f"heads of {size} are not of 16, 32, 64 or 128"
 
 
-def check_shapes(query: jax.Array, key: jax.Array, key_mask: jax.Array, old: DriftReference) -> None:
+def check_shapes(query: jax.Array, key: jax.Array, key_mask: jax.Array, old: DriftReference | None = None) -> None:
     """Raises ValueError unless everything has the sizes of `query` and `key`."""
     batch, rows, heads, size = query.shape
     _, kv_heads, keys, _ = key.shape
@@ -81,6 +96,6 @@ def check_shapes(query: jax.Array, key: jax.Array, key_mask: jax.Array, old: Dri
         raise ValueError(f"keys {key.shape} do not fit queries {query.shape}: expected [B, Hkv, M, A], Hkv dividing H")
     if key_mask.shape != (batch, keys):
         raise ValueError(f"key_mask {key_mask.shape} must be {(batch, keys)}")
-    if old.scores.shape != (batch, heads, rows, room(keys)) or old.log_sum.shape != (batch, heads, rows):
-        expected = (batch, heads, rows, room(keys))
+    expected = (batch, heads, rows, room(keys))
+    if old is not None and (old.scores.shape != expected or old.log_sum.shape != expected[:-1]):
         raise ValueError(f"old scores {old.scores.shape} must be {expected}: make them with DriftReference.empty")

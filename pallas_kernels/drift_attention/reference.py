@@ -1,4 +1,4 @@
-"""Drift attention in jnp: the definition of the op."""
+"""Attention and its drift in jnp: the definition of the ops."""
 
 import jax
 import jax.numpy as jnp
@@ -12,10 +12,19 @@ def drift_attention(
 ) -> tuple[jax.Array, jax.Array, DriftReference]:
     """See `pallas_kernels.drift_attention`."""
     probability, drift, reference = compare(score(query, key, key_mask), old)
-    grouped = query.shape[0], key.shape[1], -1, query.shape[1], key.shape[2]
-    weights = probability.astype(value.dtype).reshape(grouped)
-    attended = einsum32("bkgrm,bkma->brkga", weights, value)
-    return attended.reshape(query.shape).astype(value.dtype), drift, reference
+    return weigh(probability, value), drift, reference
+
+
+def attention(query: jax.Array, key: jax.Array, value: jax.Array, key_mask: jax.Array) -> jax.Array:
+    """See `pallas_kernels.drift_attention.attention`."""
+    return weigh(jax.nn.softmax(score(query, key, key_mask), axis=-1), value)
+
+
+def weigh(probability: jax.Array, value: jax.Array) -> jax.Array:
+    """Attended values `[B, R, H, A]` from `probability` `[B, H, R, M]` and `value` `[B, Hkv, M, A]`."""
+    batch, heads, rows, keys = probability.shape
+    weights = probability.astype(value.dtype).reshape(batch, value.shape[1], -1, rows, keys)
+    return einsum32("bkgrm,bkma->brkga", weights, value).reshape(batch, rows, heads, -1).astype(value.dtype)
 
 
 def score(query: jax.Array, key: jax.Array, key_mask: jax.Array) -> jax.Array:

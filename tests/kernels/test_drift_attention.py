@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels.drift_attention import DriftReference, drift_attention
+from pallas_kernels.drift_attention import DriftReference, attention, drift_attention
 from pallas_kernels.drift_reference import NEGATIVE, room
 from pallas_kernels.shapes import TINY
 
@@ -80,6 +80,20 @@ def test_equals_float64(run, shape, dtype):
     assert np.all(scores[..., : shape.keys][~valid] == np.float32(NEGATIVE))
     assert np.all(scores[..., shape.keys :] == np.float32(NEGATIVE)), "room beyond the keys must count for nothing"
     assert np.all(exact_drift(now, before)[-1] > 1e-3), "the test's distributions do not move"
+
+
+@shapes
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_attention_alone(run, shape, dtype):
+    offered(run, dtype)
+    query, key, value, mask = make_arrays(shape, dtype)
+    attended = run(attention, query, key, value, mask)
+    weights = exact_look(query, key, mask)[2]
+    expected = np.einsum(
+        "bhrm,bhma->brha", weights, np.repeat(np.asarray(value, np.float64), shape.heads // shape.kv_heads, 1)
+    )
+    np.testing.assert_allclose(np.asarray(attended, np.float64), expected, atol=2e-5 if dtype == "float32" else 2e-2)
+    assert attended.dtype == value.dtype
 
 
 def test_odd_number_of_keys(run):
