@@ -71,5 +71,7 @@ def pack(codes: jax.Array, bits: int) -> jax.Array:
 
 def unpack(packed: jax.Array, bits: int) -> jax.Array:
     """The inverse of `pack`; bits above the code's are those of its neighbours."""
-    parts = [packed >> (bits * i) for i in range(8 // bits)]
-    return jnp.stack(parts, axis=-1).reshape(*packed.shape[:-1], -1)
+    each = jnp.broadcast_to(packed[..., None], (*packed.shape, 8 // bits))
+    # Shifted by a plane, not stacked of shifted arrays, which XLA would write out and read again.
+    shift = bits * jax.lax.broadcasted_iota(packed.dtype, each.shape, each.ndim - 1)
+    return (each >> shift).reshape(*packed.shape[:-1], -1)

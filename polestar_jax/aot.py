@@ -16,7 +16,7 @@ import numpy as np
 from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from polestar_jax.decode import Decode, lower_decode
+from polestar_jax.decode import GPU_OPTIONS, Decode, lower_decode
 from polestar_jax.hlo import Program, copies_of, parse
 
 # Read when jax starts its first backend; without it the CUDA plugin looks for a driver, and finds none.
@@ -90,7 +90,7 @@ def compile_plan(decode: Decode, gpu: str, prompt_length: int, batch: int = 1) -
         lowered = lower_decode(decode, params, prompt_length, batch, place)
         lowering = time.perf_counter() - begin
         begin = time.perf_counter()
-        compiled = lowered.compile()
+        compiled = lowered.compile(compiler_options=GPU_OPTIONS)
         compiling = time.perf_counter() - begin
     memory, text = compiled.memory_analysis(), compiled.as_text()
     assert memory is not None and text is not None, "XLA for GPUs always has both"

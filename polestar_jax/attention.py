@@ -9,6 +9,8 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels import drift_attention
+from pallas_kernels.implementation import Implementation
 from polestar_jax.types import Model, RowSet, Spec
 
 Look = Callable[[jax.Array], jax.Array]
@@ -55,7 +57,7 @@ def attention_scores(query: jax.Array, key: jax.Array, key_mask: jax.Array) -> j
     Args:
       query: `[B, R, H, A]`.
       key: `[B, Hkv, M, A]`; H is a multiple of Hkv.
-      key_mask: bool `[B, M]`, or `[B, R, M]` where rows differ.
+      key_mask: `[B, M]`, or `[B, R, M]` where rows differ; bool, or int32 that is not zero at keys to be seen.
     """
     batch, rows, heads, size = query.shape
     grouped = query.reshape(batch, rows, key.shape[1], -1, size)
@@ -77,17 +79,29 @@ def head_mean(probability: jax.Array) -> jax.Array:
     return probability.mean(axis=1)
 
 
-def attend(query: jax.Array, key: jax.Array, value: jax.Array, key_mask: jax.Array, look: Look | None = None):
+def attend(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    key_mask: jax.Array,
+    look: Look | None = None,
+    kernels: Implementation | None = "xla",
+):
     """Softmax attention in float32; arguments as in `attention_scores`.
 
     More than `CHUNK` rows are done in turns: all scores of a long canvas at once would be a decode's largest array.
 
     Args:
       look: what to keep of the attention `[B, H, R, M]`, an array `[B, R, ...]`; None for nothing.
+      kernels: what may do it if nothing is kept, see `pallas_kernels.implementation.choose`.
 
     Returns:
       attended values `[B, R, H, A]`, and what `look` made, or None.
     """
+    if look is None and key_mask.ndim == 2:
+        name = drift_attention.pick(query, key, value, kernels)
+        if name != "xla":
+            return drift_attention.attention(query, key, value, key_mask, implementation=name), None
     rows = query.shape[1]
     if rows <= CHUNK or key_mask.ndim == 3:
         probability = jax.nn.softmax(attention_scores(query, key, key_mask), axis=-1)

@@ -192,7 +192,7 @@ def move_centroids(
     step = new_rows.astype(jnp.float32) - old_rows.astype(jnp.float32)
     step = jnp.where(changed[:, None], step, 0.0)
     members = labels[None, :] == jnp.arange(counts.shape[0])[:, None]
-    sums = jnp.matmul(members.astype(jnp.float32), step, precision=jax.lax.Precision.HIGHEST)
+    sums = jnp.sum(jnp.where(members[..., None], step[None], 0.0), axis=1)
     return centroids + sums / jnp.where(counts > 0, counts.astype(jnp.float32) + epsilon, jnp.inf)[:, None]
 
 

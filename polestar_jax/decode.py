@@ -2,11 +2,13 @@
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jax.sharding import Mesh
 from jax.typing import ArrayLike
 
@@ -117,7 +119,8 @@ class Decode:
         """Decodes `prompt` (`Prompt`, or int32 `[B, P]`) to the end. `state` is donated: use the one returned."""
         spec = self._spec_of(state)
         check_places(params, spec.mesh)
-        return _decode(spec, self.method, params, state, put_rows_on_mesh(spec, check_prompt(spec, prompt)))
+        run = _best(state, _decode, _decode_on_gpu)
+        return run(spec, self.method, params, state, put_rows_on_mesh(spec, check_prompt(spec, prompt)))
 
     def start(self, state: DecodeState, prompt: Prompt | ArrayLike) -> DecodeState:
         """The state before the first forward; `state` is donated."""
@@ -132,7 +135,7 @@ class Decode:
         """
         spec = self._spec_of(state)
         check_places(params, spec.mesh)
-        return _step_jit(spec, self.method, params, state)
+        return _best(state, _step_jit, _step_on_gpu)(spec, self.method, params, state)
 
     def finished(self, state: DecodeState) -> jax.Array:
         """bool `[B]`: rows with nothing left to do."""
@@ -202,7 +205,19 @@ def _abstract_state_of(spec: Spec, structure, shapes) -> DecodeState:
     )
 
 
+def _best(state: DecodeState, anywhere: Callable, on_gpu: Callable) -> Callable:
+    # Options are for outermost programs; who jits a decode within another chooses there.
+    outermost = not isinstance(state.keys, Tracer)
+    return on_gpu if outermost and all(each.platform == "gpu" for each in state.keys.devices()) else anywhere
+
+
+GPU_OPTIONS: dict[str, str | bool] = {"xla_gpu_dot_merger_threshold_mb": "2048"}
+"""For the compiler: what multiplies the same rows is one product (queries, keys and values; gate and up), which reads
+each weight where it lies. By default XLA joins products of up to 32 MB, which those of LLaDA-8B exceed."""
+
 _init = jax.jit(fresh_state, static_argnums=0)
 _start_jit = jax.jit(start, static_argnums=0, donate_argnums=2)
 _step_jit = jax.jit(step, static_argnums=0, donate_argnums=3)
+_step_on_gpu = jax.jit(step, static_argnums=0, donate_argnums=3, compiler_options=GPU_OPTIONS)
 _decode = jax.jit(run, static_argnums=0, donate_argnums=3)
+_decode_on_gpu = jax.jit(run, static_argnums=0, donate_argnums=3, compiler_options=GPU_OPTIONS)

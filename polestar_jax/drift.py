@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from pallas_kernels.drift_reference import DriftReference
 from polestar_jax.rows import iota, put_rows, take_rows
 from polestar_jax.types import pytree
 
@@ -22,8 +23,13 @@ def log_attention(scores: Float[Array, "B H R M"], mean_heads: bool) -> Float[Ar
     return log_probability
 
 
+def as_reference(log_probability: Float[Array, "B h R M"]) -> DriftReference:
+    """What later drifts are measured against: log probabilities are scores whose log sum is 0."""
+    return DriftReference(log_probability, jnp.zeros(log_probability.shape[:-1], jnp.float32))
+
+
 def drift(
-    now: Float[Array, "B h R M"], reference: Float[Array, "B h R M"], floor: Floor = "none"
+    now: Float[Array, "B h R M"], reference: Float[Array, "B h R M"] | DriftReference, floor: Floor = "none"
 ) -> Float[Array, "B R"]:
     """KL(now || reference), clamped at 0 per head, mean over heads: eq. 4.
 
@@ -32,6 +38,8 @@ def drift(
       floor: "none" is exact; "clamp" and "add" bound both by 1e-12 from below, as the authors' release does for tokens
         and for proxies.
     """
+    if isinstance(reference, DriftReference):
+        reference = reference.scores - reference.log_sum[..., None]
     p = jnp.exp(now)
     if floor == "clamp":
         now, reference = jnp.maximum(now, jnp.log(_TINY)), jnp.maximum(reference, jnp.log(_TINY))

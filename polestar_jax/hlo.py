@@ -8,6 +8,7 @@ _HEADER = re.compile(r"^(ENTRY )?%?([\w.-]+) \(.*\{$")
 _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.-]+) = (\(.*?\)|\S+) ([\w-]+)\((.*)$")
 _CALLED = re.compile(r"(?:branch_computations=\{([^}]*)\}|(?:body|to_apply|calls)=%?([\w.-]+))")
 _COMMENT = re.compile(r"/\*.*?\*/")
+_TILED = '"kind":"__triton_nested_gemm_fusion"'
 # They run nothing on a device: values are named, grouped or looked at differently.
 _FREE = frozenset(
     "parameter constant tuple get-tuple-element bitcast after-all opt-barrier async-start async-update async-done"
@@ -33,10 +34,11 @@ class Instruction:
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """Computations by name, and which of them is entered."""
+    """Computations by name, which of them is entered, and those that a product works through tile by tile."""
 
     computations: dict[str, list[Instruction]]
     entry: str
+    tiled: frozenset[str] = frozenset()
 
     def walk(self, computation: str) -> Iterator[Instruction]:
         """Every instruction that runs when `computation` does; of a conditional, all of its branches."""
@@ -71,7 +73,7 @@ class Program:
 def parse(text: str) -> Program:
     """A program from `compiled.as_text()`."""
     computations: dict[str, list[Instruction]] = {}
-    entry, current = "", None
+    entry, current, tiled = "", None, set()
     for line in text.splitlines():
         if header := _HEADER.match(line):
             current = computations[header[2]] = []
@@ -84,18 +86,21 @@ def parse(text: str) -> Program:
                 for part in (several.split(",") if several else (one,))
             )
             current.append(Instruction(name, opcode, re.sub(r"\{[\d,:TSE()]*\}", "", shape), called))
-    return Program(computations, entry)
+            tiled.update(called if _TILED in rest else ())
+    return Program(computations, entry, frozenset(tiled))
 
 
 def copies_of(program: Program, shapes: set[str]) -> list[Instruction]:
     """Instructions, parameters aside, that yield an array of one of these shapes: a weight that was copied.
 
-    Computations that a fusion or a reduction calls count as well: a slice read inside one is the same extra array.
+    Computations that a fusion or a reduction calls count too: a slice read inside one is the same extra array. Those
+    of a Triton product do not: they say where a tile is loaded from, and nothing in them is ever whole.
     """
     harmless = {"parameter", "get-tuple-element", "bitcast"}
     return [
         instruction
-        for instructions in program.computations.values()
+        for name, instructions in program.computations.items()
+        if name not in program.tiled
         for instruction in instructions
         if instruction.shape in shapes and instruction.opcode not in harmless
     ]

@@ -4,14 +4,20 @@
 a program. Kernels treat one device, and rotary embedding in its "rotate half" form.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels import confident_argmax, proxy_drift
-from pallas_kernels.drift_reference import DriftReference, pad_keys
+from pallas_kernels import confident_argmax, drift_attention, proxy_drift
+from pallas_kernels.drift_reference import DriftReference, room
 from pallas_kernels.implementation import Implementation
-from polestar_jax.drift import Floor
 from polestar_jax.types import Canvas, Scope, Spec
+
+if TYPE_CHECKING:
+    from polestar_jax.drift import Floor
 
 
 def implementation(spec: Spec) -> Implementation | None:
@@ -30,29 +36,50 @@ def implementation(spec: Spec) -> Implementation | None:
 
 
 def measure_proxies(
-    spec: Spec, query: jax.Array, keys: jax.Array, canvas: Canvas, scope: Scope, old: jax.Array, floor: Floor
-) -> tuple[jax.Array, jax.Array] | None:
-    """Drift `[B, K]` of the centroids and their log attention `[B, H, K, N]`; None where XLA is to do it.
+    spec: Spec, query: jax.Array, keys: jax.Array, canvas: Canvas, scope: Scope, old: DriftReference, floor: Floor
+) -> tuple[jax.Array, DriftReference] | None:
+    """Drift `[B, K]` of the centroids and their attention; None where XLA is to do it.
 
     Args:
       query: of the centroids, never rotated, `[B, K, H, A]`.
       keys: rotated, `[B, Hkv, N, A]`.
-      old: log attention `[B, h, K, N]`; of one head if heads are averaged, which kernels do not do.
+      old: rows K; of one head if heads are averaged, which kernels do not do.
       floor: other than "none" is not theirs either.
     """
     asked = implementation(spec)
-    if floor != "none" or old.shape[1] != query.shape[2] or proxy_drift.pick(query, keys, asked) == "xla":
+    if not _comparable(query, keys, old, floor) or proxy_drift.pick(query, keys, asked) == "xla":
         return None
     # Turning (1, 0) by an angle gives its cosine and sine.
     half, batch = query.shape[-1] // 2, canvas.position.shape[0]
     unit = jnp.broadcast_to((jnp.arange(2 * half) < half).astype(jnp.float32), (batch, spec.length, 1, 2 * half))
     turn = spec.model.rotate(unit, canvas.position)[:, :, 0]
-    # Log probabilities are scores whose log sum is 0: the divergence does not see the difference.
-    before = DriftReference(pad_keys(old), jnp.zeros(old.shape[:-1], jnp.float32))
-    score, new = proxy_drift.proxy_drift(
-        query, keys, turn[..., :half], turn[..., half:], scope.visible, before, implementation=asked
+    return proxy_drift.proxy_drift(
+        query, keys, turn[..., :half], turn[..., half:], scope.visible, old, implementation=asked
     )
-    return score, (new.scores - new.log_sum[..., None])[..., : spec.length]
+
+
+def attend_measuring(
+    spec: Spec,
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    key_mask: jax.Array,
+    old: DriftReference,
+    floor: Floor,
+) -> tuple[jax.Array, jax.Array, DriftReference] | None:
+    """Attended values `[B, R, H, A]`, drift `[B, R]` and attention of rows; None where XLA is to do it.
+
+    Arguments as in `attention.attend` and `measure_proxies`.
+    """
+    asked = implementation(spec)
+    if not _comparable(query, key, old, floor) or drift_attention.pick(query, key, value, asked) == "xla":
+        return None
+    return drift_attention.drift_attention(query, key, value, key_mask, old, implementation=asked)
+
+
+def _comparable(query: jax.Array, keys: jax.Array, old: DriftReference, floor: Floor) -> bool:
+    # A reference has room for a multiple of 8 keys, and a state for as many as there are.
+    return floor == "none" and old.scores.shape[1] == query.shape[2] and room(keys.shape[2]) == keys.shape[2]
 
 
 def choose_words(spec: Spec, params, hidden: jax.Array, allow_mask: bool) -> tuple[jax.Array, jax.Array] | None:

@@ -6,11 +6,11 @@ from typing import get_args
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels.drift_reference import DriftReference
 from polestar_jax.attention import empty_cache
 from polestar_jax.attention_signals import ATTENTION, attention_problems
 from polestar_jax.cluster import OUTSIDE, Draws
-from polestar_jax.drift import Floor
-from polestar_jax.kernels import implementation
+from polestar_jax.drift import Floor, as_reference
 from polestar_jax.offload import Offload, store
 from polestar_jax.polestar_entry import full_entry, window_entry
 from polestar_jax.polestar_step import refresh, step
@@ -29,7 +29,7 @@ from polestar_jax.types import (
     pytree,
     static,
 )
-from polestar_jax.window import LayerWindow, encode
+from polestar_jax.window import Windows, encode
 
 STEP, REFRESH, WINDOW_ENTRY, FULL_ENTRY = range(4)
 
@@ -40,22 +40,21 @@ class PolestarState:
 
     Attributes:
       keys, values: per layer `[B, Hkv, N, A]`, keys rotated.
-      windows: per layer.
+      windows: of every layer.
       slot: int32 `[B, W]`, the window's slots.
       region: int32 `[B, W]`.
       token: int32 `[B, W]`, the tokens that layer 0's rows were made from.
-      attention: float32 `[B, h, R, N]`, log attention of the block's rows in the last layer at the last forward; None
-        if no rule asks for drift.
+      attention: of the block's rows in the last layer at the last forward; None if no rule asks for drift.
       running, last: int32 `[B]`, block commits since and including the last refresh or entry; of the last forward.
     """
 
     keys: tuple[jax.Array, ...]
     values: tuple[jax.Array, ...]
-    windows: tuple[LayerWindow, ...]
+    windows: Windows
     slot: jax.Array
     region: jax.Array
     token: jax.Array
-    attention: jax.Array | None
+    attention: DriftReference | None
     running: jax.Array
     last: jax.Array
 
@@ -160,25 +159,28 @@ class PolestarCache(Policy):
         rows = jnp.zeros((spec.batch, window, config.model_size), config.dtype)
         labels = jnp.full((spec.batch, window), OUTSIDE, jnp.int32)
         centroids = jnp.zeros((spec.batch, self.clusters, config.model_size), jnp.float32)
-        anchors = centroids if self.anchored else None
-        layer = LayerWindow(
-            codes=encode(rows, anchors, labels, self.format, self.tensor_scale, implementation(spec)),
-            anchors=anchors,
-            centroids=centroids,
-            labels=labels,
-            counts=jnp.zeros((spec.batch, self.clusters), jnp.int32),
-            reference=jnp.zeros((spec.batch, heads, self.clusters, spec.length), jnp.float32),
+        codes = encode(rows, centroids if self.anchored else None, labels, self.format, self.tensor_scale)
+        stack = lambda leaf: jnp.stack([leaf] * config.layers, axis=1)
+        nothing = lambda rows: as_reference(jnp.zeros((spec.batch, heads, rows, spec.length), jnp.float32))
+        reference = nothing(self.clusters)
+        windows = Windows(
+            codes=(store(self.offload, codes),) * config.layers,
+            scores=(reference.scores,) * config.layers,
+            anchors=stack(centroids) if self.anchored else None,
+            centroids=stack(centroids),
+            labels=stack(labels),
+            counts=stack(jnp.zeros((spec.batch, self.clusters), jnp.int32)),
+            log_sum=stack(reference.log_sum),
         )
-        attention = (spec.batch, heads, spec.span + spec.model.shift, spec.length)
         zeros = jnp.zeros((spec.batch,), jnp.int32)
         return PolestarState(
             keys=empty_cache(spec),
             values=empty_cache(spec),
-            windows=(store(self.offload, layer),) * config.layers,
+            windows=windows,
             slot=jnp.zeros_like(labels),
             region=labels,
             token=jnp.zeros_like(labels),
-            attention=jnp.zeros(attention, jnp.float32) if "drift" in spec.needs else None,
+            attention=nothing(spec.span + spec.model.shift) if "drift" in spec.needs else None,
             running=zeros,
             last=zeros,
         )
@@ -186,8 +188,7 @@ class PolestarCache(Policy):
     def restart(self, spec: Spec, state: PolestarState) -> PolestarState:
         # The first block's full entry overwrites every key, value and code.
         fresh = self.init(spec)
-        pairs = zip(fresh.windows, state.windows, strict=True)
-        windows = tuple(dataclasses.replace(new, codes=old.codes) for new, old in pairs)
+        windows = dataclasses.replace(fresh.windows, codes=state.windows.codes)
         return dataclasses.replace(fresh, keys=state.keys, values=state.values, windows=windows)
 
     @property

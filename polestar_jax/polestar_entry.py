@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 from typing import TYPE_CHECKING
 
 import jax
@@ -12,7 +13,7 @@ from polestar_jax.attention_signals import with_attention
 from polestar_jax.cluster import sample_draws, spherical_kmeans
 from polestar_jax.kernels import implementation
 from polestar_jax.offload import fetch, store
-from polestar_jax.polestar_step import proxy_attention, with_drift
+from polestar_jax.polestar_step import measure_drift, proxy_drift, with_drift
 from polestar_jax.rows import (
     block_slots,
     forward_canvas,
@@ -24,7 +25,7 @@ from polestar_jax.rows import (
     whole_pass,
 )
 from polestar_jax.types import Canvas, Pass, Scope, Spec
-from polestar_jax.window import LayerWindow, encode, window_slots
+from polestar_jax.window import Windows, encode, window_slots
 
 if TYPE_CHECKING:
     from polestar_jax.polestar_cache import PolestarCache, PolestarState
@@ -78,33 +79,43 @@ def _enter(
 
     K-means runs once for all layers: the same program per layer would be most of what is compiled.
     """
-    done = with_drift(policy, spec, done, query, scope, mine)
     cache: PolestarState = done.cache
+    done = with_drift(spec, done, measure_drift(policy, spec, cache, query, scope), mine)
+    cache = done.cache
     stacked = jnp.stack(inputs)
     clusters = _cluster(policy, spec, scope, stacked, region)
     anchors = clusters.centroids if policy.anchored else None
     codes = encode(stacked, anchors, clusters.labels, policy.format, policy.tensor_scale, implementation(spec))
-    windows = []
+    references = []
     for layer in range(spec.model.config.layers):
-        centroids = clusters.centroids[layer]
-        proxies, _, _ = spec.model.project(params, layer, centroids.astype(stacked.dtype))
-        reference = proxy_attention(policy, spec, proxies, cache.keys[layer], canvas, scope)
-        at = lambda tree, layer=layer: jax.tree.map(lambda leaf: leaf[layer], tree)
-        windows.append(
-            LayerWindow(at(codes), at(anchors), centroids, clusters.labels[layer], clusters.counts[layer], reference)
-        )
+        proxies, _, _ = spec.model.project(params, layer, clusters.centroids[layer].astype(stacked.dtype))
+        old = cache.windows.layer(layer).reference
+        references.append(proxy_drift(policy, spec, proxies, cache.keys[layer], canvas, scope, old)[1])
+    layers = lambda leaf: leaf.swapaxes(0, 1)
+    windows = Windows(
+        codes=tuple(jax.tree.map(operator.itemgetter(layer), codes) for layer in range(len(references))),
+        scores=tuple(reference.scores for reference in references),
+        anchors=layers(anchors) if policy.anchored else None,
+        centroids=layers(clusters.centroids),
+        labels=layers(clusters.labels),
+        counts=layers(clusters.counts),
+        log_sum=jnp.stack([reference.log_sum for reference in references], axis=1),
+    )
     fresh = dataclasses.replace(
         cache,
-        windows=tuple(windows),
+        windows=windows,
         slot=slot,
         region=region,
         token=take_rows(canvas.tokens, slot),
         running=jnp.zeros_like(cache.running),
     )
-    old = dataclasses.replace(cache, windows=tuple(fetch(policy.offload, window) for window in cache.windows))
+    moved = lambda move, windows: dataclasses.replace(
+        windows, codes=tuple(move(policy.offload, each) for each in windows.codes)
+    )
+    old = dataclasses.replace(cache, windows=moved(fetch, cache.windows))
     small = ("windows", "slot", "region", "token", "running")
     kept = {name: replace_mine(mine, getattr(old, name), getattr(fresh, name)) for name in small}
-    kept["windows"] = tuple(store(policy.offload, window) for window in kept["windows"])
+    kept["windows"] = moved(store, kept["windows"])
     return done._replace(cache=dataclasses.replace(cache, **kept))
 
 

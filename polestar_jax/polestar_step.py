@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 
-from polestar_jax.attention import attention_scores, project_rows, unrotated, weigh_values, write_cache
+from pallas_kernels.drift_reference import DriftReference
+from polestar_jax import kernels
+from polestar_jax.attention import attend, attention_scores, project_rows, unrotated, write_cache
 from polestar_jax.attention_signals import with_attention
 from polestar_jax.cluster import OUTSIDE
-from polestar_jax.drift import drift, log_attention
-from polestar_jax.kernels import implementation, measure_proxies
+from polestar_jax.drift import as_reference, drift, log_attention
+from polestar_jax.kernels import implementation
 from polestar_jax.offload import fetch, store
 from polestar_jax.rows import (
     block_slots,
-    count_rows,
     embed_rows,
     forward_rows,
+    iota,
     put_rows,
     replace_mine,
     rows_at,
@@ -26,7 +29,7 @@ from polestar_jax.rows import (
     take_rows,
 )
 from polestar_jax.types import Canvas, Pass, RowSet, Scope, Spec
-from polestar_jax.window import decode_rows, members, patch, recode, select_clusters
+from polestar_jax.window import decode_rows, encode, members, patch, select_clusters
 
 if TYPE_CHECKING:
     from polestar_jax.polestar_cache import PolestarCache, PolestarState
@@ -36,24 +39,45 @@ def step(
     policy: PolestarCache, spec: Spec, params, cache: PolestarState, canvas: Canvas, scope: Scope, mine: jax.Array
 ) -> Pass:
     """Recomputes the block's rows."""
-    rows = rows_at(canvas, block_slots(spec, scope), mine, contiguous=True)
-    ran = forward_rows(spec, params, cache.keys, cache.values, canvas, rows, scope.visible)
+    rows = rows_at(canvas, block_slots(spec, scope), mine)
+    last = None if cache.attention is None else functools.partial(attend_measuring, policy, spec, cache.attention)
+    ran = forward_rows(spec, params, cache.keys, cache.values, canvas, rows, scope.visible, last=last)
     cache = dataclasses.replace(cache, keys=ran.keys, values=ran.values)
-    done = with_drift(policy, spec, rows_pass(spec, cache, rows, ran.output), ran.query, scope, mine)
+    done = with_drift(spec, rows_pass(spec, cache, rows, ran.output), ran.seen[-1], mine)
     seen = (rows.slot, rows.valid)
     return with_attention(spec, policy.attention_layers, done, ran.queries, ran.keys, seen, scope)
 
 
-def with_drift(policy: PolestarCache, spec: Spec, done: Pass, query: jax.Array, scope: Scope, mine: jax.Array) -> Pass:
-    """Measures how the last layer's attention moved (section 4.2), from the block's queries there."""
+def attend_measuring(
+    policy: PolestarCache, spec: Spec, old: DriftReference, query: jax.Array, key: jax.Array, value: jax.Array, key_mask
+) -> tuple[jax.Array, tuple[jax.Array, DriftReference]]:
+    """Attention of the block's rows, how it moved since `old` (section 4.2), `[B, R]`, and what it is now."""
+    done = kernels.attend_measuring(spec, query, key, value, key_mask, old, policy.token_floor)
+    if done is not None:
+        return done[0], done[1:]
+    now = log_attention(attention_scores(query, key, key_mask), policy.mean_heads)
+    measured = drift(now, old, policy.token_floor), as_reference(now)
+    return attend(query, key, value, key_mask)[0], measured
+
+
+def with_drift(spec: Spec, done: Pass, measured: tuple[jax.Array, DriftReference] | None, mine: jax.Array) -> Pass:
+    """Adds what `attend_measuring` found in the last layer, if the rule asks for drift."""
     extra = {"suffix": jnp.zeros(done.slot.shape, bool)} if "suffix" in spec.needs else {}
-    cache: PolestarState = done.cache
-    if cache.attention is None:
+    if measured is None:
         return done._replace(extra=extra)
-    now = log_attention(attention_scores(query, cache.keys[-1], scope.visible), policy.mean_heads)
-    extra["drift"] = drift(now, cache.attention, policy.token_floor)
-    attention = jnp.where(mine[:, None, None, None], now, cache.attention)
+    cache: PolestarState = done.cache
+    extra["drift"], now = measured
+    attention = replace_mine(mine, cache.attention, now)
     return done._replace(cache=dataclasses.replace(cache, attention=attention), extra=extra)
+
+
+def measure_drift(
+    policy: PolestarCache, spec: Spec, cache: PolestarState, query: jax.Array, scope: Scope
+) -> tuple[jax.Array, DriftReference] | None:
+    """What `attend_measuring` measures, from the block's queries in the last layer; None if nobody asks."""
+    if cache.attention is None:
+        return None
+    return attend_measuring(policy, spec, cache.attention, query, cache.keys[-1], cache.values[-1], scope.visible)[1]
 
 
 def refresh(
@@ -65,62 +89,87 @@ def refresh(
     states, keys and values, and what they add to the centroids. Centroids, block and window rows share one projection.
     """
     model, config = spec.model, spec.model.config
-    block = rows_at(canvas, block_slots(spec, scope), mine, contiguous=True)
+    block = rows_at(canvas, block_slots(spec, scope), mine)
     window = rows_at(canvas, cache.slot, mine)
     inside = (cache.region != OUTSIDE) & mine[:, None]
     hidden = embed_rows(model, params, canvas, block)
     packet = embed_rows(model, params, canvas, window)
     changed = inside & (window.token != cache.token) & policy.refresh_tokens
-    keys, values, windows, queries = list(cache.keys), list(cache.values), [], []
-    computed = count_rows(spec, block.slot, block.valid) * config.layers
-    executed, query = jnp.float32(0), hidden
+    keys, values, queries = list(cache.keys), list(cache.values), []
+    codes, scores, log_sums, centroids, packets, choices = [], [], [], [], [], []
     # Position 0 is no rotation, which is what proxies want.
-    position = jnp.concatenate([block.position, window.position], axis=1)
-    position = jnp.pad(position, ((0, 0), (policy.clusters, 0)))
+    both = jax.tree.map(lambda a, b: jnp.concatenate([a, b], axis=1), block, window)
+    position = jnp.pad(both.position, ((0, 0), (policy.clusters, 0)))
     proxy, rest = policy.clusters, policy.clusters + block.slot.shape[1]
-    ahead = fetch(policy.offload, cache.windows[0])
+    sizes = sorted({max(1, round(fraction * window.slot.shape[1])) for fraction in policy.capacities})
+    # As kernels read it: in a branch inside the layers it would be converted once more in each.
+    visible = scope.visible.astype(jnp.int32)
+    ahead = fetch(policy.offload, cache.windows.codes[0])
     for layer in range(config.layers):
-        old = ahead
+        old = dataclasses.replace(cache.windows.layer(layer), codes=ahead)
         if layer + 1 < config.layers:
             # A layer's codes are on their way while the layer below is computed, not before: they take memory.
-            ahead = fetch(policy.offload, cache.windows[layer + 1], hidden)
-        rows, centroids = patch(old, decode_rows(old, policy.format), packet, changed, policy.epsilon)
-        together = jnp.concatenate([centroids.astype(hidden.dtype), hidden, rows.astype(hidden.dtype)], axis=1)
+            ahead = fetch(policy.offload, cache.windows.codes[layer + 1], hidden)
+        rows, moved = patch(old, decode_rows(old, policy.format), packet, changed, policy.epsilon)
+        together = jnp.concatenate([moved.astype(hidden.dtype), hidden, rows.astype(hidden.dtype)], axis=1)
         query, key, value = project_rows(model, params, layer, together, position)
         queries.append(query[:, proxy:rest])
-        for cached, fresh in ((keys, key), (values, value)):
-            cached[layer] = write_cache(cached[layer], block, fresh[:, :, proxy:rest])
-            cached[layer] = write_cache(cached[layer], window, fresh[:, :, rest:], changed)
-        score, reference = _proxy_drift(policy, spec, query[:, :proxy], keys[layer], canvas, scope, old.reference)
+        written = dataclasses.replace(both, write=jnp.concatenate([block.write, changed], axis=1))
+        keys[layer] = write_cache(keys[layer], written, key[:, :, proxy:])
+        values[layer] = write_cache(values[layer], written, value[:, :, proxy:])
+        score, reference = proxy_drift(policy, spec, query[:, :proxy], keys[layer], canvas, scope, old.reference)
         last = layer == config.layers - 1
         k = policy.selected_last if last else policy.selected
         chosen = select_clusters(score, old.counts, k, policy.memberless)
         selected = members(chosen, old.labels) & inside
         if last and "suffix" not in spec.needs:
             selected = jnp.zeros_like(selected)  # nobody reads the last packet
-        codes = recode(old, rows, changed, policy.format, policy.tensor_scale, implementation(spec))
-        fresh_window = dataclasses.replace(old, codes=codes, centroids=centroids, reference=reference)
-        windows.append(store(policy.offload, replace_mine(mine, old, fresh_window)))
-        hidden, packet, ran = _finish_selected(
-            policy,
+        coded = encode(
+            rows,
+            old.anchors,
+            old.labels,
+            policy.format,
+            policy.tensor_scale,
+            implementation(spec),
+            kept=(old.codes, changed),
+        )
+        codes.append(store(policy.offload, coded))
+        scores.append(replace_mine(mine, old.reference.scores, reference.scores))
+        log_sums.append(reference.log_sum)
+        centroids.append(moved)
+        hidden, packet, choice = _finish_selected(
+            spec,
             lambda inputs, attended, layer=layer: model.finish(params, layer, inputs, attended),
-            (keys[layer], values[layer], scope.visible),
-            (hidden, query[:, proxy:rest]),
-            (rows.astype(hidden.dtype), query[:, rest:], selected),
+            (keys[layer], values[layer], visible),
+            (together, query),
+            selected,
+            proxy,
+            sizes,
         )
         changed = selected
-        computed += count_rows(spec, window.slot, selected)
-        executed += ran
+        packets.append(selected)
+        choices.append(choice)
+    windows = dataclasses.replace(
+        cache.windows,
+        codes=tuple(codes),
+        scores=tuple(scores),
+        log_sum=replace_mine(mine, cache.windows.log_sum, jnp.stack(log_sums, axis=1)),
+        centroids=replace_mine(mine, cache.windows.centroids, jnp.stack(centroids, axis=1)),
+    )
     cache = dataclasses.replace(
         cache,
         keys=tuple(keys),
         values=tuple(values),
-        windows=tuple(windows),
+        windows=windows,
         token=jnp.where(inside & policy.refresh_tokens, window.token, cache.token),
         running=jnp.where(mine, 0, cache.running),
     )
-    done = Pass(cache, hidden, block.slot, block.valid, {}, computed, executed / config.layers)
-    done = with_drift(policy, spec, done, queries[-1], scope, mine)
+    # Counted once for all layers: a layer's count would be operations of its own in every layer.
+    layers = jnp.concatenate([block.valid * config.layers, jnp.stack(packets).sum(axis=0)], axis=1).astype(jnp.int32)
+    computed = put_rows(jnp.zeros_like(canvas.tokens), both.slot, layers, layers > 0)
+    executed = block.slot.shape[1] + jnp.asarray(sizes, jnp.float32)[jnp.stack(choices)].mean()
+    done = Pass(cache, hidden, block.slot, block.valid, {}, computed, executed)
+    done = with_drift(spec, done, measure_drift(policy, spec, cache, queries[-1], scope), mine)
     done = with_attention(spec, policy.attention_layers, done, queries, keys, (block.slot, block.valid), scope)
     return _with_suffix(policy, spec, done, packet, window, changed, scope) if "suffix" in spec.needs else done
 
@@ -149,49 +198,58 @@ def _with_suffix(
     )
 
 
-def _finish_selected(policy: PolestarCache, finish, cached, block, window):
+def _finish_selected(spec: Spec, finish, cached, rows, selected: jax.Array, first: int, sizes: list[int]):
     """Attention and feed-forward of the block's rows and of the selected window rows, packed into the least capacity.
 
     Args:
       finish: a layer's `finish(inputs, attended)`.
       cached: keys, values `[B, Hkv, N, A]` and key mask `[B, N]`.
-      block: layer inputs `[B, R, D]` and queries `[B, R, H, A]`.
-      window: layer inputs `[B, W, D]`, queries and bool `[B, W]`, the selected rows.
+      rows: layer inputs `[B, first + R + W, D]` and queries `[B, first + R + W, H, A]` of the block and the window.
+      selected: bool `[B, W]`.
+      first: rows before the block's, which are left alone.
+      sizes: capacities, the last one W.
 
     Returns:
-      the block's outputs; the packet `[B, W, D]`, zero where not selected; rows run, float32 `[]`.
+      the block's outputs; the packet `[B, W, D]`, which says nothing of rows that are not selected; which capacity.
     """
-    (key, value, mask), (hidden, query), (rows, row_query, selected) = cached, block, window
-    width, total = hidden.shape[1], rows.shape[1]
-    sizes = sorted({max(1, round(fraction * total)) for fraction in policy.capacities})
-    order = jnp.argsort(~selected, axis=1, stable=True)
+    inputs, query = rows
+    batch, total = selected.shape
+    width = inputs.shape[1] - first - total
+    # As numbers compared, not as a sort and a cumulative sum, which are several operations each.
+    place = ((iota(total) <= iota(total).T)[None] & selected[:, None, :]).sum(axis=2, dtype=jnp.int32)
+    order = (place[:, None, :] <= iota(total).T[None]).sum(axis=2, dtype=jnp.int32)
 
     def run(size: int):
         def apply():
-            index = order[:, :size]
-            inputs = jnp.concatenate([hidden, take_rows(rows, index)], axis=1)
-            queries = jnp.concatenate([query, take_rows(row_query, index)], axis=1)
-            weights = jax.nn.softmax(attention_scores(queries, key, mask), axis=-1)
-            outputs = finish(inputs, weigh_values(weights, value))
-            packet = put_rows(jnp.zeros_like(rows), index, outputs[:, width:], take_rows(selected, index))
-            return outputs[:, :width], packet, jnp.float32(width + size)
+            block = jnp.broadcast_to(iota(width), (batch, width))
+            index = first + jnp.concatenate([block, width + order[:, :size]], axis=1)
+            attended, _ = attend(take_rows(query, index), *cached, kernels=implementation(spec))
+            outputs = finish(take_rows(inputs, index), attended)
+            return take_rows(outputs, jnp.concatenate([block, width + place - 1], axis=1))
 
         return apply
 
-    need = selected.sum(axis=1).max()
+    need = place[:, -1].max()
     choice = sum((need > size).astype(jnp.int32) for size in sizes[:-1])
-    return jax.lax.switch(choice, [run(size) for size in sizes]) if len(sizes) > 1 else run(sizes[0])()
+    outputs = jax.lax.switch(choice, [run(size) for size in sizes]) if len(sizes) > 1 else run(sizes[0])()
+    return outputs[:, :width], outputs[:, width:], choice
 
 
-def _proxy_drift(
-    policy: PolestarCache, spec: Spec, proxies: jax.Array, keys: jax.Array, canvas: Canvas, scope: Scope, old: jax.Array
-) -> tuple[jax.Array, jax.Array]:
+def proxy_drift(
+    policy: PolestarCache,
+    spec: Spec,
+    proxies: jax.Array,
+    keys: jax.Array,
+    canvas: Canvas,
+    scope: Scope,
+    old: DriftReference,
+) -> tuple[jax.Array, DriftReference]:
     """How far the attention of the centroids moved, `[B, K]`, and what it is now; arguments as in `proxy_attention`."""
-    measured = measure_proxies(spec, proxies, keys, canvas, scope, old, policy.proxy_floor)
+    measured = kernels.measure_proxies(spec, proxies, keys, canvas, scope, old, policy.proxy_floor)
     if measured is not None:
         return measured
     now = proxy_attention(policy, spec, proxies, keys, canvas, scope)
-    return drift(now, old, policy.proxy_floor), now
+    return drift(now, old, policy.proxy_floor), as_reference(now)
 
 
 def proxy_attention(

@@ -1,11 +1,13 @@
 """A forward over a set of rows against the cache: the one primitive under every cache policy."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from polestar_jax.attention import Look, attend, project_rows, write_cache
+from polestar_jax.kernels import implementation
 from polestar_jax.types import COMPUTED, GENERATION, Canvas, Model, Pass, RowSet, Scope, Spec
 
 
@@ -119,7 +121,15 @@ class Forward(NamedTuple):
 
 
 def forward_rows(
-    spec: Spec, params, keys, values, canvas: Canvas, rows: RowSet, key_mask: jax.Array, look: Look | None = None
+    spec: Spec,
+    params,
+    keys,
+    values,
+    canvas: Canvas,
+    rows: RowSet,
+    key_mask: jax.Array,
+    look: Look | None = None,
+    last: Callable[..., tuple[jax.Array, Any]] | None = None,
 ) -> Forward:
     """Runs `rows` through every layer, writing their keys and values and attending to the whole cache.
 
@@ -127,6 +137,7 @@ def forward_rows(
       keys, values: per layer `[B, Hkv, M, A]`.
       key_mask: bool `[B, M]`, keys that may be attended to.
       look: what to keep of each layer's attention, see `attend`.
+      last: the last layer's `attend(query, key, value, key_mask)`, which keeps something else.
     """
     model = spec.model
     mask = key_mask if rows.key_mask is None else key_mask[:, None, :] & rows.key_mask
@@ -137,7 +148,10 @@ def forward_rows(
         query, key, value = project_rows(model, params, layer, hidden, rows.position)
         keys[layer] = write_cache(keys[layer], rows, key)
         values[layer] = write_cache(values[layer], rows, value)
-        attended, saw = attend(query, keys[layer], values[layer], mask, look)
+        if last is not None and layer == model.config.layers - 1:
+            attended, saw = last(query, keys[layer], values[layer], mask)
+        else:
+            attended, saw = attend(query, keys[layer], values[layer], mask, look, implementation(spec))
         hidden = model.finish(params, layer, hidden, attended)
         queries.append(query)
         seen.append(saw)
@@ -176,7 +190,7 @@ def forward_canvas(
             # Attending to what is kept, not to what was computed, leaves one copy of it alive.
             old_keys, old_values, mine = cached
             key, value = replace_mine(mine, (old_keys[layer], old_values[layer]), (key, value))
-        attended, saw = attend(query, key, value, key_mask, look)
+        attended, saw = attend(query, key, value, key_mask, look, implementation(spec))
         hidden = model.finish(params, layer, hidden, attended)
         keys.append(key)
         values.append(value)

@@ -4,11 +4,15 @@ Section 4.1 of the paper: for every layer the inputs of the window's rows are cl
 coded residuals, and stood in for by the centroids when drift is measured.
 """
 
+import functools
+import operator
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from pallas_kernels import residual_nvfp4
+from pallas_kernels.drift_reference import DriftReference
 from pallas_kernels.implementation import Implementation
 from polestar_jax.cluster import OUTSIDE, PREFIX, SUFFIX, TIE, move_centroids
 from polestar_jax.quantize import Codes, Format, dequantize, quantize
@@ -26,7 +30,7 @@ class LayerWindow:
       centroids: float32 `[B, K, D]`, moving with their members.
       labels: int32 `[B, W]`, -1 outside the window.
       counts: int32 `[B, K]`.
-      reference: float32 `[B, h, K, N]`, log attention of the centroids at the last refresh or entry.
+      reference: attention of the centroids at the last refresh or entry, rows K.
     """
 
     codes: Codes
@@ -34,7 +38,34 @@ class LayerWindow:
     centroids: jax.Array
     labels: jax.Array
     counts: jax.Array
-    reference: jax.Array
+    reference: DriftReference
+
+
+@pytree
+class Windows:
+    """The `LayerWindow` of every layer.
+
+    What a plain step only passes on, and refreshes do not write in place, is one array for all layers: XLA copies it in
+    every branch of the loop, and a copy per layer would be as many operations.
+
+    Attributes:
+      codes, scores: per layer; scores are those of `LayerWindow.reference`.
+      anchors, centroids, labels, counts, log_sum: with an axis L after B.
+    """
+
+    codes: tuple[Codes, ...]
+    scores: tuple[jax.Array, ...]
+    anchors: jax.Array | None
+    centroids: jax.Array
+    labels: jax.Array
+    counts: jax.Array
+    log_sum: jax.Array
+
+    def layer(self, index: int) -> LayerWindow:
+        stacked = self.anchors, self.centroids, self.labels, self.counts, self.log_sum
+        anchors, centroids, labels, counts, log_sum = jax.tree.map(lambda leaf: leaf[:, index], stacked)
+        reference = DriftReference(self.scores[index], log_sum)
+        return LayerWindow(self.codes[index], anchors, centroids, labels, counts, reference)
 
 
 def window_slots(
@@ -60,19 +91,26 @@ def encode(
     format: Format,
     tensor_scale: bool,
     kernels: Implementation | None = None,
+    kept: tuple[Codes, Bool[Array, "... W"]] | None = None,
 ) -> Codes:
     """Codes rows, as residuals to the anchors of their clusters if there are any.
 
     Args:
       kernels: implementation of `residual_nvfp4.quantize`, all of which yield the same codes.
+      kept: older codes, which rows keep that did not change, and those that did; None codes every row.
     """
     if anchors is not None and format == "nvfp4" and not tensor_scale:
-        flat = [x.reshape(-1, *x.shape[axis:]) for x, axis in ((rows, -2), (labels, -1), (anchors, -2))]
-        codes = residual_nvfp4.quantize(*flat, implementation=kernels)
-        return Codes(*(leaf.reshape(*rows.shape[:-1], -1) for leaf in codes))
+        flat = lambda leaf, axes=2: leaf.reshape(-1, *leaf.shape[-axes:])
+        old = None if kept is None else (*map(flat, jax.tree.leaves(kept[0])), flat(kept[1], 1))
+        coded = residual_nvfp4.quantize(flat(rows), flat(labels, 1), flat(anchors), old, implementation=kernels)
+        return Codes(*(leaf.reshape(*rows.shape[:-1], -1) for leaf in coded))
     if anchors is not None:
         rows = rows.astype(jnp.float32) - _anchor_of(anchors, labels)
-    return quantize(rows, format, tensor_scale=tensor_scale)
+    codes = quantize(rows, format, tensor_scale=tensor_scale)
+    if kept is None:
+        return codes
+    old, changed = kept
+    return jax.tree.map(lambda old, new: jnp.where(changed[..., None], new.astype(old.dtype), old), old, codes)
 
 
 def decode_rows(window: LayerWindow, format: Format) -> Float[Array, "B W D"]:
@@ -98,20 +136,6 @@ def patch(
     return patched, move(window.centroids, window.counts, window.labels, rows, patched, changed)
 
 
-def recode(
-    window: LayerWindow,
-    rows: Float[Array, "B W D"],
-    changed: Bool[Array, "B W"],
-    format: Format,
-    tensor_scale: bool,
-    kernels: Implementation | None = None,
-) -> Codes:
-    """The window's codes after `rows` replaced those that `changed`."""
-    codes = encode(rows, window.anchors, window.labels, format, tensor_scale, kernels)
-    pick = lambda old, new: jnp.where(changed[..., None], new.astype(old.dtype), old)
-    return jax.tree.map(pick, window.codes, codes)
-
-
 def select_clusters(
     drift: Float[Array, "B K"], counts: Int[Array, "B K"], selected: Float[Array, ""] | float, memberless: bool
 ) -> Bool[Array, "B K"]:
@@ -125,15 +149,19 @@ def select_clusters(
     """
     eligible = jnp.ones_like(counts, bool) if memberless else counts > 0
     # The largest drift that each is equal to: the same number for all that are, hence an order.
-    equal = eligible[:, None, :] & (drift[:, None, :] <= (drift + TIE * (1 + jnp.abs(drift)))[:, :, None])
-    level = jnp.max(jnp.where(equal, drift[:, None, :], -jnp.inf), axis=2)
-    level = jnp.where(eligible, level, -jnp.inf)
-    index = jnp.arange(drift.shape[1])
-    earlier = (index[:, None] > index[None, :])[None]
-    ahead = (level[:, None, :] > level[:, :, None]) | ((level[:, None, :] == level[:, :, None]) & earlier)
-    return eligible & (ahead.sum(axis=2) < selected)
+    bound = drift + TIE * (1 + jnp.abs(drift))
+    drift = jnp.where(eligible, drift, -jnp.inf)
+    # Cluster by cluster, not as an axis to reduce over: XLA then makes no operations of their own of this.
+    each = [slice(k, k + 1) for k in range(drift.shape[1])]
+    equal = (jnp.where(drift[:, k] <= bound, drift[:, k], -jnp.inf) for k in each)
+    level = jnp.where(eligible, functools.reduce(jnp.maximum, equal), -jnp.inf)
+    later = [iota(drift.shape[1]) > k.start for k in each]
+    ahead = [(level[:, k] > level) | ((level[:, k] == level) & after) for k, after in zip(each, later, strict=True)]
+    return eligible & (functools.reduce(operator.add, (one.astype(jnp.int32) for one in ahead)) < selected)
 
 
 def members(chosen: Bool[Array, "B K"], labels: Int[Array, "B W"]) -> Bool[Array, "B W"]:
     """The rows of the chosen clusters."""
-    return take_rows(chosen, jnp.maximum(labels, 0)) & (labels >= 0)
+    # A comparison per cluster: looking up would be an operation of its own on a GPU.
+    each = (chosen[:, k : k + 1] & (labels == k) for k in range(chosen.shape[1]))
+    return functools.reduce(operator.or_, each)

@@ -22,7 +22,7 @@ from polestar_jax.polestar_cache import FULL_ENTRY, REFRESH, STEP, WINDOW_ENTRY
 from polestar_jax.prompts import new_canvas
 from polestar_jax.schedule import SemiAutoregressive
 from polestar_jax.types import Prediction, Prompt, Spec
-from polestar_jax.window import LayerWindow, decode_rows, encode, patch, recode, select_clusters, window_slots
+from polestar_jax.window import LayerWindow, decode_rows, encode, patch, select_clusters, window_slots
 
 MODEL = FAMILIES["llada"]
 P, G, S = 3, 12, 4
@@ -401,7 +401,7 @@ def test_rows_are_coded_relative_to_the_entrys_centroid(format):
         step = (np.where(changed[:, None], packet, now) - now)[members].sum(axis=0) / max(members.sum(), 1)
         np.testing.assert_allclose(moved[0, cluster], anchors[cluster] + step, atol=1e-5)
 
-    codes = recode(window, patched, where, format, False)
+    codes = encode(patched, window.anchors, window.labels, format, False, kept=(window.codes, where))
     after = dataclasses.replace(window, codes=codes, centroids=moved)
     again = np.asarray(decode_rows(after, format)[0])
     np.testing.assert_array_equal(again[inside & ~changed], now[inside & ~changed])

@@ -43,9 +43,8 @@ def memory_kinds(tree) -> set[str]:
 
 
 def assert_codes_on_host(state) -> None:
-    codes = [window.codes for window in state.cache.windows]
-    assert memory_kinds(codes) == {"pinned_host"}
-    windows = tuple(dataclasses.replace(window, codes=None) for window in state.cache.windows)
+    assert memory_kinds(state.cache.windows.codes) == {"pinned_host"}
+    windows = dataclasses.replace(state.cache.windows, codes=None)
     rest = dataclasses.replace(state, cache=dataclasses.replace(state.cache, windows=windows))
     assert memory_kinds(rest) == {"device"}
 
@@ -88,7 +87,7 @@ def test_the_other_formats_decode_the_same(format):
 def test_a_python_loop_and_a_used_state_decode_the_same():
     output, used = decode_batch("host", "nvfp4")
     decode, prompt = decoder("host", "nvfp4"), pad(ragged_prompts("llada")[1:3], ALONE)
-    codes = used.cache.windows[0].codes.values
+    codes = used.cache.windows.codes[0].values
     state = decode.start(used, prompt)
     decode_batch.cache_clear()  # its state is used up
     assert codes.is_deleted(), "donated, in host memory too"
@@ -106,10 +105,11 @@ def test_init_puts_the_codes_alone_in_host_memory():
 
 
 def test_codes_that_were_not_fetched_cannot_be_read():
-    window = decoder("host", "nvfp4").init(KEYS[:1], 3).cache.windows[0]
+    window = decoder("host", "nvfp4").init(KEYS[:1], 3).cache.windows.layer(0)
     with pytest.raises(ValueError, match="memory_space"):
         jax.eval_shape(lambda window: decode_rows(window, "nvfp4"), window)
-    assert decode_rows(fetch("host", window), "nvfp4").shape == (1, 3 * BLOCK_LENGTH, LLADA.config.model_size)
+    window = dataclasses.replace(window, codes=fetch("host", window.codes))
+    assert decode_rows(window, "nvfp4").shape == (1, 3 * BLOCK_LENGTH, LLADA.config.model_size)
 
 
 def test_an_unknown_place_is_refused():

@@ -149,7 +149,8 @@ def test_refresh_moves_what_the_release_moved(name):
         state, _ = decode.step(params, state)
         slots = np.asarray(state.cache.slot[0])
         inside = np.asarray(state.cache.region[0]) >= 0
-        for layer, window in enumerate(state.cache.windows):
+        for layer in range(trace["labels"].shape[1]):
+            window = state.cache.windows.layer(layer)
             if kind < 2 and not trace["km_ties"][trace["step_block"][forward], layer].any():
                 entry = int(trace["step_block"][forward])
                 np.testing.assert_array_equal(window.labels[0][inside], trace["labels"][entry, layer][slots[inside]])

@@ -29,7 +29,7 @@ def drift_attention(
     Args:
       query: rotated, `[B, R, H, A]`.
       key, value: `[B, Hkv, M, A]`, H a multiple of Hkv, in the query's dtype.
-      key_mask: bool `[B, M]`, keys that may be attended to.
+      key_mask: bool or int32 `[B, M]`, not zero at keys that may be attended to.
       old: of an earlier look; `DriftReference.empty` for the first.
       implementation: see `pallas_kernels.implementation.choose`; "mosaic" needs bfloat16, A = 64 or 128 and M a
         multiple of 8, "triton" float32 or bfloat16 and A a power of two from 16 to 128.

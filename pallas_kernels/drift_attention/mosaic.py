@@ -32,7 +32,7 @@ def drift_attention(
     query: jax.Array, key: jax.Array, value: jax.Array, key_mask: jax.Array, old: DriftReference
 ) -> tuple[jax.Array, jax.Array, DriftReference]:
     """See `pallas_kernels.drift_attention`."""
-    sums, scores, stats = _look(query, key, value, key_mask, old)
+    sums, (scores,), stats = _look(query, key, value, key_mask, old)
     weights, drift, reference = put_together(scores, stats, old)
     return join_values(weights, sums, query, value), drift, reference
 
@@ -45,8 +45,8 @@ def attention(query: jax.Array, key: jax.Array, value: jax.Array, key_mask: jax.
 
 
 def _look(query: jax.Array, key: jax.Array, value: jax.Array, key_mask: jax.Array, old: DriftReference | None):
-    """What every part of the keys says: sums of values `[P, planes, rows', A]`; the scores, if there are `old` ones to
-    compare them with; the statistics that `put_together` and `part_weights` take."""
+    """What every part of the keys says: sums of values `[P, planes, rows', A]`; the scores, in a list that is empty if
+    there are no `old` ones to compare them with; the statistics that `put_together` and `part_weights` take."""
     batch, rows, heads, size = query.shape
     kv_heads, keys = key.shape[1:3]
     flat, planes = heads // kv_heads * rows, batch * kv_heads
@@ -60,9 +60,10 @@ def _look(query: jax.Array, key: jax.Array, value: jax.Array, key_mask: jax.Arra
     def body(query_ref, key_ref, value_ref, mask_ref, *others):
         *others, shared, compared = others
         query_smem, key_smem, value_smem, weight_smem, out_smem, stat_smem, ready, loaded = shared
+        compare = None
         if old is not None:
             old_ref, out_ref, scores_ref, *stat_refs = others
-            old_smem, score_smem = compared
+            compare = (old_ref, scores_ref, *compared)
         else:
             out_ref, *stat_refs = others
         part, tile, plane = lax.axis_index("part"), lax.axis_index("tile"), lax.axis_index("plane")
@@ -74,7 +75,8 @@ def _look(query: jax.Array, key: jax.Array, value: jax.Array, key_mask: jax.Arra
             for index in range(pieces):
                 here = value_ref.at[plane, at_keys, pl.ds(index * PIECE, PIECE)]
                 plgpu.copy_gmem_to_smem(here, value_smem.at[slot, index], loaded.at[slot])
-            if old is not None:
+            if compare is not None:
+                old_ref, _, old_smem, _ = compare
                 plgpu.copy_gmem_to_smem(old_ref.at[plane, at_rows, :, at_keys], old_smem.at[slot], loaded.at[slot])
 
         plgpu.copy_gmem_to_smem(query_ref.at[plane, at_rows], query_smem, ready)
@@ -93,14 +95,16 @@ def _look(query: jax.Array, key: jax.Array, value: jax.Array, key_mask: jax.Arra
             new = jnp.maximum(largest, jnp.max(scores, axis=1))
             shrink, weights = jnp.exp(largest - new), jnp.exp(scores - spread_rows(new, KEYS))
             total = total * shrink + jnp.sum(weights, axis=1)
-            if old is not None:
+            if compare is not None:
+                _, _, old_smem, score_smem = compare
                 change = scores - load(old_smem.at[slot, :, 0])
                 moved = [moved[0] * shrink + jnp.sum(weights * change, axis=1)]
                 plgpu.wait_smem_to_gmem(0, wait_read_only=True)
                 score_smem[:, 0] = scores
             weight_smem[...] = weights.astype(jnp.bfloat16)
             plgpu.commit_smem()
-            if old is not None:
+            if compare is not None:
+                _, scores_ref, _, score_smem = compare
                 plgpu.copy_smem_to_gmem(score_smem, scores_ref.at[plane, at_rows, :, at_keys])
             # In pieces, or old and new sums together would take all registers.
             sums = [
@@ -152,4 +156,4 @@ def _look(query: jax.Array, key: jax.Array, value: jax.Array, key_mask: jax.Arra
         grid=(parts, tiles, planes),
         grid_names=("part", "tile", "plane"),
     )(*arguments)
-    return (sums, None, rest) if old is None else (sums, rest[0], rest[1:])
+    return (sums, [], rest) if old is None else (sums, rest[:1], rest[1:])

@@ -29,7 +29,7 @@ def proxy_drift(
     grouped = jnp.pad(grouped, ((0, 0), (0, tiles * ROWS - flat), (0, 0)))
     room = old.scores.shape[-1]
 
-    def body(query_ref, key_ref, cosine_ref, sine_ref, mask_ref, old_ref, scores_ref, *rest):
+    def body(query_ref, key_ref, cosine_ref, sine_ref, mask_ref, scores_ref, *rest):
         stat_refs, scratch = rest[:3], rest[3]
         query_smem, key_smem, cosine_smem, sine_smem, plain_smem, old_smem, score_smem, stat_smem, ready, loaded = (
             scratch
@@ -44,7 +44,7 @@ def proxy_drift(
                 plgpu.copy_gmem_to_smem(key_ref.at[plane, at_keys, here], key_smem.at[slot, index], loaded.at[slot])
             plgpu.copy_gmem_to_smem(cosine_ref.at[sequence, at_keys], cosine_smem.at[slot], loaded.at[slot])
             plgpu.copy_gmem_to_smem(sine_ref.at[sequence, at_keys], sine_smem.at[slot], loaded.at[slot])
-            plgpu.copy_gmem_to_smem(old_ref.at[plane, at_rows, :, at_keys], old_smem.at[slot], loaded.at[slot])
+            plgpu.copy_gmem_to_smem(scores_ref.at[plane, at_rows, :, at_keys], old_smem.at[slot], loaded.at[slot])
 
         for index, here in enumerate(halves):
             plgpu.copy_gmem_to_smem(query_ref.at[plane, at_rows, here], query_smem.at[index], ready)
@@ -86,12 +86,11 @@ def proxy_drift(
             plgpu.copy_smem_to_gmem(stat_smem.at[index], stat_ref.at[part, plane, at_rows])
         plgpu.wait_smem_to_gmem(0)
 
-    scores, *stats = plgpu.kernel(
+    # In place: every score is read and written by the same block.
+    scores = jax.new_ref(old.scores.reshape(planes, flat, 1, room))
+    stats = plgpu.kernel(
         body,
-        out_type=(
-            jax.ShapeDtypeStruct((planes, flat, 1, room), jnp.float32),
-            *(jax.ShapeDtypeStruct((parts, planes, tiles * ROWS), jnp.float32),) * 3,
-        ),
+        out_type=(jax.ShapeDtypeStruct((parts, planes, tiles * ROWS), jnp.float32),) * 3,
         scratch_types=[
             [
                 plgpu.SMEM((2, ROWS, half), jnp.bfloat16),
@@ -108,6 +107,6 @@ def proxy_drift(
         ],
         grid=(parts, tiles, planes),
         grid_names=("part", "tile", "plane"),
-    )(grouped, key.reshape(planes, keys, size), cosine, sine, mask, old.scores.reshape(planes, flat, 1, room))
-    _, drift, reference = put_together(scores, stats, old)
+    )(grouped, key.reshape(planes, keys, size), cosine, sine, mask, scores)
+    _, drift, reference = put_together(jax.freeze(scores), stats, old)
     return drift, reference

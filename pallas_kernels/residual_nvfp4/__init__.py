@@ -7,9 +7,16 @@ from pallas_kernels.residual_nvfp4 import reference
 
 __all__ = ["gather", "quantize"]
 
+Kept = tuple[jax.Array, jax.Array, jax.Array]
+
 
 def quantize(
-    rows: jax.Array, labels: jax.Array, centroids: jax.Array, *, implementation: Implementation | None = None
+    rows: jax.Array,
+    labels: jax.Array,
+    centroids: jax.Array,
+    kept: Kept | None = None,
+    *,
+    implementation: Implementation | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """Codes rows, each less the centroid of its cluster, to NVFP4: every implementation yields the same bits.
 
@@ -20,6 +27,8 @@ def quantize(
       rows: float32 or bfloat16 `[B, W, D]`, D a multiple of 16.
       labels: int32 `[B, W]`, the cluster of each row; -1 (outside the window) counts as 0.
       centroids: float32 `[B, K, D]`.
+      kept: codes and scales of an earlier call, which rows keep that did not change, and bool `[B, W]`, those that did;
+        None codes every row. The GPU's kernels write into them.
       implementation: see `pallas_kernels.implementation.choose`; "mosaic" needs D to be a multiple of 256.
 
     Returns:
@@ -32,12 +41,12 @@ def quantize(
         case "mosaic":
             from pallas_kernels.residual_nvfp4 import mosaic
 
-            return mosaic.quantize(rows, labels, centroids)
+            return mosaic.quantize(rows, labels, centroids, kept)
         case "triton":
             from pallas_kernels.residual_nvfp4 import triton
 
-            return triton.quantize(rows, labels, centroids)
-    return reference.quantize(rows, labels, centroids)
+            return triton.quantize(rows, labels, centroids, kept)
+    return reference.quantize(rows, labels, centroids, kept)
 
 
 def gather(

@@ -23,27 +23,46 @@ _GROUP = 16
 
 
 @jax.jit  # the layers of a decode then share one lowering, which takes seconds
-def quantize(rows: jax.Array, labels: jax.Array, centroids: jax.Array) -> tuple[jax.Array, jax.Array]:
+def quantize(rows: jax.Array, labels: jax.Array, centroids: jax.Array, kept=None) -> tuple[jax.Array, jax.Array]:
     """See `pallas_kernels.residual_nvfp4.quantize`."""
     batch, window, size = rows.shape
     clusters = centroids.shape[1]
     tiles = pl.cdiv(window, ROWS)
-    labels = jnp.pad(labels, ((0, 0), (0, tiles * ROWS - window)))
+    # Which centroid, or -1 where the old codes stay.
+    source = jnp.maximum(labels, 0)
+    source = source if kept is None else jnp.where(kept[2], source, -1)
 
     def body(rows_ref, labels_ref, centroids_ref, codes_ref, scales_ref, scratch):
-        row_smem, centroid_smem, code_smem, join_smem, byte_smem, scale_smem, barrier = scratch
+        row_smem, label_smem, centroid_smem, code_smem, join_smem, byte_smem, scale_smem, barrier = scratch
         batch_index, at_rows, column = lax.axis_index("batch"), _tile("rows", ROWS), lax.axis_index("columns")
         at_columns = pl.ds(column * COLUMNS, COLUMNS)
         for chunk in range(_CHUNKS):
             here = pl.ds(column * COLUMNS + chunk * _CHUNK, _CHUNK)
             plgpu.copy_gmem_to_smem(rows_ref.at[batch_index, at_rows, here], row_smem.at[chunk], barrier)
+        plgpu.copy_gmem_to_smem(labels_ref.at[batch_index, at_rows], label_smem, barrier)
         plgpu.copy_gmem_to_smem(centroids_ref.at[batch_index, :, :, at_columns], centroid_smem, barrier)
+        places = []
+        for chunk in range(_CHUNKS):
+            here = pl.ds(column * (COLUMNS // 2) + chunk * (_CHUNK // 2), _CHUNK // 2)
+            places.append((byte_smem.at[chunk], codes_ref.at[batch_index, at_rows, here]))
+        at_scales = pl.ds(column * (COLUMNS // _GROUP), COLUMNS // _GROUP)
+        places.append((scale_smem, scales_ref.at[batch_index, at_rows, at_scales]))
+        if kept is not None:
+            for smem, gmem in places:
+                plgpu.copy_gmem_to_smem(gmem, smem, barrier)
         _, place = positions((ROWS, _CHUNK))
         code, byte = positions((_CHUNK, _CHUNK // 2))
         high = jnp.where(code == 2 * byte + 1, 16.0, 0.0)
         join_smem[...] = jnp.where(code == 2 * byte, 1.0, high).astype(jnp.bfloat16)
-        label = _load_labels(labels_ref.at[batch_index, at_rows])
         plgpu.barrier_wait(barrier)
+        per_row = load(label_smem, PER_ROW)
+        label = spread_rows(per_row, _CHUNK)
+
+        def merge(new, smem):
+            if kept is None:
+                return new.astype(jnp.uint8)
+            old = load(smem).astype(jnp.int32)
+            return jnp.where(spread_rows(per_row, new.shape[1]) < 0, old, new).astype(jnp.uint8)
 
         def treat(chunk, scales):
             here = pl.ds(chunk * _CHUNK, _CHUNK)
@@ -61,39 +80,44 @@ def quantize(rows: jax.Array, labels: jax.Array, centroids: jax.Array) -> tuple[
             code_smem[...] = _encode_e2m1(residual, step).astype(jnp.float32).astype(jnp.bfloat16)
             plgpu.commit_smem()
             packed = multiply(_CHUNK // 2, (code_smem, join_smem)).astype(jnp.int32)
-            byte_smem[chunk] = packed.astype(jnp.uint8)
+            byte_smem[chunk] = merge(packed, byte_smem.at[chunk])
             return scales
 
         none = full((ROWS, COLUMNS // _GROUP), 0, jnp.int32)
-        scale_smem[...] = lax.fori_loop(0, _CHUNKS, treat, none).astype(jnp.uint8)
+        scale_smem[...] = merge(lax.fori_loop(0, _CHUNKS, treat, none), scale_smem)
         plgpu.commit_smem()
-        for chunk in range(_CHUNKS):
-            here = pl.ds(column * (COLUMNS // 2) + chunk * (_CHUNK // 2), _CHUNK // 2)
-            plgpu.copy_smem_to_gmem(byte_smem.at[chunk], codes_ref.at[batch_index, at_rows, here])
-        here = pl.ds(column * (COLUMNS // _GROUP), COLUMNS // _GROUP)
-        plgpu.copy_smem_to_gmem(scale_smem, scales_ref.at[batch_index, at_rows, here])
+        for smem, gmem in places:
+            plgpu.copy_smem_to_gmem(smem, gmem)
         plgpu.wait_smem_to_gmem(0)
 
-    return plgpu.kernel(
+    out_type = (
+        jax.ShapeDtypeStruct((batch, window, size // 2), jnp.uint8),
+        jax.ShapeDtypeStruct((batch, window, size // _GROUP), jnp.uint8),
+    )
+    run = plgpu.kernel(
         body,
-        out_type=(
-            jax.ShapeDtypeStruct((batch, window, size // 2), jnp.uint8),
-            jax.ShapeDtypeStruct((batch, window, size // _GROUP), jnp.uint8),
-        ),
+        out_type=out_type if kept is None else (),
         scratch_types=[
             [
                 plgpu.SMEM((_CHUNKS, ROWS, _CHUNK), rows.dtype),
+                plgpu.SMEM((ROWS,), jnp.int32),
                 plgpu.SMEM((clusters, 1, COLUMNS), jnp.float32),
                 plgpu.SMEM((ROWS, _CHUNK), jnp.bfloat16),
                 plgpu.SMEM((_CHUNK, _CHUNK // 2), jnp.bfloat16),
                 plgpu.SMEM((_CHUNKS, ROWS, _CHUNK // 2), jnp.uint8),
                 plgpu.SMEM((ROWS, COLUMNS // _GROUP), jnp.uint8),
-                plgpu.Barrier(num_arrivals=_CHUNKS + 1),
+                plgpu.Barrier(num_arrivals=_CHUNKS + 2 + (0 if kept is None else _CHUNKS + 1)),
             ]
         ],
         grid=(batch, tiles, size // COLUMNS),
         grid_names=("batch", "rows", "columns"),
-    )(rows, labels, centroids[:, :, None])
+    )
+    arguments = rows, source, centroids[:, :, None]
+    if kept is None:
+        return run(*arguments)
+    codes, scales = (jax.new_ref(old) for old in kept[:2])
+    run(*arguments, codes, scales)
+    return jax.freeze(codes), jax.freeze(scales)
 
 
 @jax.jit  # the layers of a decode then share one lowering, which takes seconds

@@ -17,13 +17,17 @@ from pallas_kernels.small_floats import (
 GROUP = 16
 
 
-def quantize(rows: jax.Array, labels: jax.Array, centroids: jax.Array) -> tuple[jax.Array, jax.Array]:
+def quantize(rows: jax.Array, labels: jax.Array, centroids: jax.Array, kept=None) -> tuple[jax.Array, jax.Array]:
     """See `pallas_kernels.residual_nvfp4.quantize`."""
     residual = rows.astype(jnp.float32) - _centroid_of(centroids, labels)
     blocks = residual.reshape(*rows.shape[:-1], -1, GROUP)
     scales = encode_e4m3(divide(jnp.max(jnp.abs(blocks), axis=-1), E2M1_LARGEST)).astype(jnp.uint8)
     codes = encode_e2m1(blocks, decode_e4m3(scales)[..., None]).astype(jnp.uint8)
-    return pack(codes.reshape(rows.shape), 4), scales
+    codes = pack(codes.reshape(rows.shape), 4)
+    if kept is None:
+        return codes, scales
+    old_codes, old_scales, changed = kept
+    return jnp.where(changed[..., None], codes, old_codes), jnp.where(changed[..., None], scales, old_scales)
 
 
 def gather(

@@ -11,20 +11,27 @@ GROUPS = 64
 _GROUP = 16
 
 
-def quantize(rows: jax.Array, labels: jax.Array, centroids: jax.Array) -> tuple[jax.Array, jax.Array]:
+def quantize(rows: jax.Array, labels: jax.Array, centroids: jax.Array, kept=None) -> tuple[jax.Array, jax.Array]:
     """See `pallas_kernels.residual_nvfp4.quantize`."""
     batch, window, size = rows.shape
     groups = size // _GROUP
+    out_type = (
+        jax.ShapeDtypeStruct((batch, window, size // 2), jnp.uint8),
+        jax.ShapeDtypeStruct((batch, window, groups), jnp.uint8),
+    )
+    # Which centroid, or -1 where the old codes stay.
+    source = jnp.maximum(labels, 0)
+    nothing = (jnp.zeros((1,), jnp.uint8),) * 2
+    old, source = (nothing, source) if kept is None else (kept[:2], jnp.where(kept[2], source, -1))
     return launch_triton(
         _quantize,
         rows,
-        labels,
+        source,
         centroids,
-        out_type=(
-            jax.ShapeDtypeStruct((batch, window, size // 2), jnp.uint8),
-            jax.ShapeDtypeStruct((batch, window, groups), jnp.uint8),
-        ),
+        *old,
+        out_type=out_type,
         grid=(window, batch, triton.cdiv(groups, GROUPS)),
+        input_output_aliases={} if kept is None else {3: 0, 4: 1},
         clusters=centroids.shape[1],
         groups=groups,
         BLOCK=GROUPS,
@@ -66,6 +73,8 @@ def _quantize(
     rows_ref,
     labels_ref,
     centroids_ref,
+    old_codes_ref,
+    old_scales_ref,
     codes_ref,
     scales_ref,
     clusters: tl.constexpr,
@@ -77,7 +86,10 @@ def _quantize(
     group = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
     real = group < groups
     at = group[:, None] * 16 + tl.arange(0, 16)[None, :]
-    cluster = batch * clusters + tl.maximum(tl.load(labels_ref + row), 0)
+    # The row's label, for every group: the masks below are of that shape.
+    label = tl.load(labels_ref + row + tl.zeros((BLOCK,), tl.int32))
+    kept = real & (label < 0)
+    cluster = batch * clusters + tl.maximum(label, 0)[:, None]
     anchor = tl.load(centroids_ref + cluster * groups * 16 + at, mask=real[:, None], other=0.0)
     x = tl.load(rows_ref + row * groups * 16 + at, mask=real[:, None], other=0.0).to(tl.float32) - anchor
     magnitude = tl.abs(x)
@@ -91,9 +103,12 @@ def _quantize(
     code += tl.where(x.to(tl.int32, bitcast=True) < 0, 8, 0)
     code = tl.where(step > 0, code, 0)
     low, high = tl.split(tl.reshape(code, (BLOCK, 8, 2)))
-    half = group[:, None] * 8 + tl.arange(0, 8)[None, :]
-    tl.store(codes_ref + row * groups * 8 + half, (low | (high << 4)).to(tl.uint8), mask=real[:, None])
-    tl.store(scales_ref + row * groups + group, scale.to(tl.uint8), mask=real)
+    half = row * groups * 8 + group[:, None] * 8 + tl.arange(0, 8)[None, :]
+    old_codes = tl.load(old_codes_ref + half, mask=kept[:, None], other=0)
+    old_scales = tl.load(old_scales_ref + row * groups + group, mask=kept, other=0)
+    codes = tl.where(kept[:, None], old_codes, (low | (high << 4)).to(tl.uint8))
+    tl.store(codes_ref + half, codes, mask=real[:, None])
+    tl.store(scales_ref + row * groups + group, tl.where(kept, old_scales, scale.to(tl.uint8)), mask=real)
 
 
 @triton.jit

@@ -50,6 +50,16 @@ def test_quantize(run, shape, dtype):
     same_bits(scales, expected[1])
 
 
+@shapes
+def test_quantize_keeps_what_did_not_change(run, shape):
+    window, old = make_window(shape, "float32"), quantize(*make_window(shape, "float32", seed=3))
+    changed = jnp.asarray(np.random.default_rng(4).random((shape.batch, shape.window)) < 0.5)
+    for found, new, kept in zip(
+        run(residual_nvfp4.quantize, *window, (*old, changed)), quantize(*window), old, strict=True
+    ):
+        same_bits(found, np.where(np.asarray(changed)[..., None], new, kept))
+
+
 @dtypes
 def test_reference_equals_oracle(dtype):
     rows, labels, centroids = make_window(TINY["two tiles"], dtype)
