@@ -1,6 +1,8 @@
 """Polestar-Cache (paper section 4.1): block-wise KV reuse with sparse refreshes of what drifted in the local window."""
 
 import dataclasses
+import functools
+from collections.abc import Callable
 from typing import get_args
 
 import jax
@@ -11,11 +13,12 @@ from polestar_jax.attention import empty_cache
 from polestar_jax.attention_signals import ATTENTION, attention_problems
 from polestar_jax.cluster import OUTSIDE, Draws
 from polestar_jax.drift import Floor, as_reference
+from polestar_jax.kernels import implementation
 from polestar_jax.offload import Offload, store
 from polestar_jax.polestar_entry import full_entry, window_entry
 from polestar_jax.polestar_step import refresh, step
 from polestar_jax.policy import Policy
-from polestar_jax.quantize import FORMATS, Format, quantize
+from polestar_jax.quantize import FORMATS, Codes, Format, quantize
 from polestar_jax.rows import predicting_width
 from polestar_jax.types import (
     COMPUTED,
@@ -196,6 +199,12 @@ class PolestarCache(Policy):
         """Whether the codes are residuals."""
         # Rows that are not coded need no anchor, and adding one would round them.
         return self.residual and self.format != "none"
+
+    def coder(self, spec: Spec) -> Callable[..., Codes]:
+        """`window.encode(rows, anchors, labels, kept=None)` of this format."""
+        return functools.partial(
+            encode, format=self.format, tensor_scale=self.tensor_scale, kernels=implementation(spec)
+        )
 
     def branches(self, spec: Spec) -> tuple[Branch, ...]:
         bind = lambda run: lambda *arguments: run(self, spec, *arguments)

@@ -11,7 +11,6 @@ import jax.numpy as jnp
 
 from polestar_jax.attention_signals import with_attention
 from polestar_jax.cluster import sample_draws, spherical_kmeans
-from polestar_jax.kernels import implementation
 from polestar_jax.offload import fetch, store
 from polestar_jax.polestar_step import measure_drift, proxy_drift, with_drift
 from polestar_jax.rows import (
@@ -25,7 +24,7 @@ from polestar_jax.rows import (
     whole_pass,
 )
 from polestar_jax.types import Canvas, Pass, Scope, Spec
-from polestar_jax.window import Windows, encode, window_slots
+from polestar_jax.window import Windows, window_slots
 
 if TYPE_CHECKING:
     from polestar_jax.polestar_cache import PolestarCache, PolestarState
@@ -85,7 +84,7 @@ def _enter(
     stacked = jnp.stack(inputs)
     clusters = _cluster(policy, spec, scope, stacked, region)
     anchors = clusters.centroids if policy.anchored else None
-    codes = encode(stacked, anchors, clusters.labels, policy.format, policy.tensor_scale, implementation(spec))
+    codes = policy.coder(spec)(stacked, anchors, clusters.labels)
     references = []
     for layer in range(spec.model.config.layers):
         proxies, _, _ = spec.model.project(params, layer, clusters.centroids[layer].astype(stacked.dtype))

@@ -29,7 +29,7 @@ from polestar_jax.rows import (
     take_rows,
 )
 from polestar_jax.types import Canvas, Pass, RowSet, Scope, Spec
-from polestar_jax.window import decode_rows, encode, members, patch, select_clusters
+from polestar_jax.window import decode_rows, members, patch, select_clusters
 
 if TYPE_CHECKING:
     from polestar_jax.polestar_cache import PolestarCache, PolestarState
@@ -124,15 +124,7 @@ def refresh(
         selected = members(chosen, old.labels) & inside
         if last and "suffix" not in spec.needs:
             selected = jnp.zeros_like(selected)  # nobody reads the last packet
-        coded = encode(
-            rows,
-            old.anchors,
-            old.labels,
-            policy.format,
-            policy.tensor_scale,
-            implementation(spec),
-            kept=(old.codes, changed),
-        )
+        coded = policy.coder(spec)(rows, old.anchors, old.labels, kept=(old.codes, changed))
         codes.append(store(policy.offload, coded))
         scores.append(replace_mine(mine, old.reference.scores, reference.scores))
         log_sums.append(reference.log_sum)
