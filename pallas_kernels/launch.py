@@ -15,7 +15,6 @@ def launch_triton(
     grid: tuple[int, ...],
     num_warps: int = 4,
     num_stages: int = 2,
-    input_output_aliases: dict[int, int] | None = None,
     **constants: Any,
 ):
     """Runs a `triton.jit` kernel.
@@ -26,7 +25,6 @@ def launch_triton(
       out_type: jax.ShapeDtypeStruct of each output.
       grid: programs, up to three axes.
       num_warps, num_stages: see Triton.
-      input_output_aliases: inputs to the outputs that take their memory.
       constants: of the kernel.
     """
     if simulating("triton"):
@@ -40,7 +38,6 @@ def launch_triton(
         grid=grid,
         num_warps=num_warps,
         num_stages=num_stages,
-        input_output_aliases=input_output_aliases or {},
         compute_capability=capability(),
         backend_options={"enable_fp_fusion": False},  # Triton warns that its default will change
         **constants,

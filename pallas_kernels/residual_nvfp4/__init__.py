@@ -28,7 +28,7 @@ def quantize(
       labels: int32 `[B, W]`, the cluster of each row; -1 (outside the window) counts as 0.
       centroids: float32 `[B, K, D]`.
       kept: codes and scales of an earlier call, which rows keep that did not change, and bool `[B, W]`, those that did;
-        None codes every row. The GPU's kernels write into them.
+        None codes every row. Mosaic's kernel writes into them.
       implementation: see `pallas_kernels.implementation.choose`; "mosaic" needs D to be a multiple of 256.
 
     Returns:

@@ -31,7 +31,6 @@ def quantize(rows: jax.Array, labels: jax.Array, centroids: jax.Array, kept=None
         *old,
         out_type=out_type,
         grid=(window, batch, triton.cdiv(groups, GROUPS)),
-        input_output_aliases={} if kept is None else {3: 0, 4: 1},
         clusters=centroids.shape[1],
         groups=groups,
         BLOCK=GROUPS,

@@ -13,11 +13,12 @@ from models.transformer import Config, Transformer
 from pallas_kernels.shapes import TINY
 from pallas_kernels.simulation import simulated
 from polestar_jax import make_decode, methods
-from polestar_jax.drift import drift
+from polestar_jax.drift import as_reference, drift
 from polestar_jax.head import Greedy, predict
 from polestar_jax.kernels import measure_proxies
 from polestar_jax.polestar_step import proxy_attention
-from polestar_jax.types import Pass, Spec
+from polestar_jax.rows import forward_rows
+from polestar_jax.types import Pass, RowSet, Spec
 from polestar_jax.window import encode
 
 CONFIG = Config(
@@ -59,10 +60,11 @@ def test_proxies(kernels):
     seen = jnp.asarray(random.random((2, 24)) < 0.8)
     canvas, scope = types.SimpleNamespace(position=position), types.SimpleNamespace(visible=seen)
     policy = methods.polestar(block_length=8).cache
-    old = proxy_attention(policy, SPEC, draw(2, 8, 4, 64), key, canvas, scope)
+    old = as_reference(proxy_attention(policy, SPEC, draw(2, 8, 4, 64), key, canvas, scope))
     expected = proxy_attention(policy, SPEC, query, key, canvas, scope)
     measure = lambda spec: measure_proxies(spec, query, key, canvas, scope, old, "none")
-    score, now = in_simulator(kernels, measure)
+    score, reference = in_simulator(kernels, measure)
+    now = reference.scores - reference.log_sum[..., None]
 
     loose = 0.15 if kernels == "triton" else 0.02  # Triton's interpreter rounds bfloat16 down
     np.testing.assert_allclose(score, drift(expected, old), atol=loose)
@@ -100,10 +102,28 @@ def test_words(kernels):
     np.testing.assert_allclose(found.confidence, expected.confidence, rtol=2e-2)
 
 
+def test_rows(kernels):
+    """A layer's rows, attended by the kernel against a cache of which some keys are hidden."""
+    params, random = MODEL.init(jax.random.key(0)), np.random.default_rng(3)
+    cached = [jnp.asarray(random.normal(size=(2, 2, 24, 64)), jnp.bfloat16) for _ in range(2)]
+    slot = jnp.asarray([[3, 4, 5, 6, 7], [9, 10, 11, 12, 13]], jnp.int32)
+    there = jnp.ones_like(slot, bool)
+    rows = RowSet(slot, slot % 7, slot, there, there)
+    canvas, seen = types.SimpleNamespace(embeddings=None), jnp.asarray(random.random((2, 24)) < 0.7)
+    run = lambda spec, params, cached: forward_rows(spec, params, cached[:1], cached[1:], canvas, rows, seen).output
+    found = in_simulator(kernels, lambda spec: run(spec, params, cached)).astype(np.float32)
+    # In float32, which XLA multiplies on every CPU.
+    wide, cached = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), (params, cached))
+    spec = dataclasses.replace(SPEC, model=Transformer(dataclasses.replace(CONFIG, dtype="float32")))
+    expected = run(spec, wide, cached)
+    np.testing.assert_allclose(found, expected, atol=0.1 if kernels == "triton" else 0.04)
+    assert np.abs(expected - MODEL.embed(wide, slot % 7)).max() > 0.3, "the layer adds too little to tell"
+
+
 def test_refusals():
     decode = make_decode(MODEL, methods.polestar(block_length=8), gen_length=16, kernels="triton")
-    state_of = lambda: decode.init(jax.random.split(jax.random.key(0), 1), 8)
-    with pytest.raises(ValueError, match=r"residual_nvfp4\.quantize .*compute capability 8\.x.* or 'xla'"):
-        state_of()
+    state = decode.init(jax.random.split(jax.random.key(0), 1), 8)
+    with pytest.raises(ValueError, match=r"drift_attention .*compute capability 8\.x.* or 'xla'"):
+        decode(MODEL.abstract_params(), state, np.ones((1, 8), np.int32))
     with pytest.raises(ValueError, match="kernels='cuda' must be None"):
         make_decode(MODEL, methods.polestar(block_length=8), gen_length=16, kernels="cuda")
