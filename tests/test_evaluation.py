@@ -18,9 +18,11 @@ from polestar_jax.evaluation import sandbox
 from polestar_jax.evaluation.adapter import PolestarLM
 from polestar_jax.evaluation.answers import Answers
 from polestar_jax.evaluation.likelihood import draw_counts, draw_masks, estimate
+from polestar_jax.evaluation.run import evaluate
 from polestar_jax.evaluation.sandbox import SandboxUnavailable, Verdict, run_program
 from polestar_jax.evaluation.stops import cut, first_unfilled
 from polestar_jax.evaluation.tasks import humaneval, mbpp
+from polestar_jax.evaluation.tasks.rows import local_dataset
 
 SAMPLES = Path(__file__).parent / "samples"
 LENGTH = 24
@@ -222,6 +224,27 @@ def test_a_likely_target_is_likelier(checkpoint):
 
 
 # Through lm-eval
+
+
+def test_multiple_choice_end_to_end(checkpoint):
+    choices = ["bob starts with 5 pens .", "pens bob 5 with . starts", "= = = ; ; ;"]
+    rows = [
+        {"prompt": PROMPTS[1], "choices": choices[place:] + choices[:place], "right": -place % 3} for place in (0, 1)
+    ]
+    task = {
+        "task": "choice",
+        "custom_dataset": local_dataset(test=rows),
+        "test_split": "test",
+        "output_type": "multiple_choice",
+        "doc_to_text": "{{prompt}}",
+        "doc_to_choice": "{{choices}}",
+        "doc_to_target": "{{right}}",
+        "metric_list": [{"metric": "acc", "aggregation": "mean", "higher_is_better": True}],
+    }
+    outcome = evaluate(adapter(checkpoint, samples=16, group=8), [task])
+    assert outcome["results"]["choice"]["acc,none"] == 1
+    assert outcome["results"]["choice"]["error"] > 0
+    assert all(len(row["costs"]) == 3 and row["costs"][0]["error"] >= 0 for row in outcome["samples"]["choice"])
 
 
 BENCHMARKS = {"gsm8k": "gsm8k_test", "math": "math_test", "humaneval": "humaneval", "mbpp": "mbpp_test"}
