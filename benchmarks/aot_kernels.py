@@ -20,25 +20,14 @@ import sys
 import tempfile
 import time
 import traceback
-from pathlib import Path
 
 import jax
-import numpy as np
-from jax.experimental import topologies
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pallas_kernels.arguments import OPS
 from pallas_kernels.shapes import REAL
+from polestar_jax.aot import compile_for
 
-TARGETS = Path(__file__).parents[1] / "polestar_jax" / "targets"
 PLANS = (("h100", "mosaic"), ("a100", "triton"), ("l4", "triton"))
-
-
-def make_mesh(gpu: str) -> Mesh:
-    jax.devices()  # the topology needs an initialised backend
-    text = (TARGETS / f"{gpu}.txtpb").read_text()
-    topology = topologies.get_topology_desc(gpu, platform="cuda", target_config=text, topology="1x1x1")
-    return Mesh(np.array(topology.devices).reshape(-1), ("device",))
 
 
 @contextlib.contextmanager
@@ -54,13 +43,6 @@ def output_to(file):
         os.dup2(saved[0], 1), os.dup2(saved[1], 2)
 
 
-def compile_op(op, arguments, implementation: str, mesh: Mesh):
-    place = NamedSharding(mesh, PartitionSpec())
-    placed = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), arguments)
-    with jax.set_mesh(mesh):
-        return jax.jit(functools.partial(op, implementation=implementation)).lower(*placed).compile()
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--op", default="", help="only ops whose name contains this")
@@ -74,7 +56,6 @@ def main() -> None:
     for gpu, implementation in PLANS:
         if chosen.gpu not in ("", gpu):
             continue
-        mesh = make_mesh(gpu)
         for name, (op, make) in OPS.items():
             for shape_name, shape in REAL.items():
                 if chosen.op not in name or chosen.shape not in shape_name:
@@ -86,7 +67,9 @@ def main() -> None:
                 with tempfile.TemporaryFile("w+") as log:
                     with output_to(log):
                         try:
-                            compiled = compile_op(op, arguments, implementation, mesh)
+                            compiled = compile_for(
+                                gpu, functools.partial(op, implementation=implementation), *arguments
+                            )
                             temporaries = compiled.memory_analysis().temp_size_in_bytes
                         except Exception:
                             problem = traceback.format_exc()

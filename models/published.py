@@ -35,4 +35,4 @@ DREAM_7B = Config(
     dtype="bfloat16",
 )
 
-PUBLISHED = {"llada-8b": Transformer(LLADA_8B)}
+PUBLISHED = {"llada-8b": Transformer(LLADA_8B), "dream-7b": Transformer(DREAM_7B)}

@@ -4,9 +4,11 @@ Needs the CUDA wheels of jax (`uv sync --extra cuda13`), but no driver and no GP
 """
 
 import dataclasses
+import functools
 import importlib.util
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +38,7 @@ class Plan:
       gpu: the target.
       weights, state, temporaries, unaliased, total: bytes on the device: arguments (parameters; the state with its
         cache, prompt and numbers), scratch, outputs that do not reuse an argument, and all of it.
+      host: bytes in host memory, all of these together.
       lower_seconds, compile_seconds: on this machine.
       kernels: kind of forward -> device operations in one, of its longest path.
       layers: L, for kernels per layer.
@@ -48,6 +51,7 @@ class Plan:
     temporaries: int
     unaliased: int
     total: int
+    host: int
     lower_seconds: float
     compile_seconds: float
     kernels: dict[str, int]
@@ -64,6 +68,32 @@ def check_toolchain() -> None:
         )
 
 
+@functools.cache
+def make_mesh(gpu: str) -> Mesh:
+    """One device of a GPU, to compile for.
+
+    Raises:
+      ValueError: if the GPU is not one of `GPUS`.
+      ImportError: if the CUDA wheels are missing.
+    """
+    if gpu not in GPUS:
+        raise ValueError(f"gpu={gpu!r} must be one of {', '.join(GPUS)}")
+    check_toolchain()
+    jax.devices()  # the topology needs an initialised backend
+    target = (TARGETS / f"{gpu}.txtpb").read_text()
+    topology = topologies.get_topology_desc(gpu, platform="cuda", target_config=target, topology="1x1x1")
+    return Mesh(np.array(topology.devices).reshape(-1), ("device",))
+
+
+def compile_for(gpu: str, function: Callable[..., Any], *shapes: Any) -> jax.stages.Compiled:
+    """Compiles a function for one GPU, from the shapes of its arguments; raises as `make_mesh`."""
+    mesh = make_mesh(gpu)
+    place = NamedSharding(mesh, PartitionSpec())
+    placed = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), shapes)
+    with jax.set_mesh(mesh):
+        return jax.jit(function).lower(*placed).compile()
+
+
 def compile_plan(decode: Decode, gpu: str, prompt_length: int, batch: int = 1) -> Plan:
     """Compiles `decode` for one GPU.
 
@@ -76,13 +106,7 @@ def compile_plan(decode: Decode, gpu: str, prompt_length: int, batch: int = 1) -
       ValueError: if the GPU is unknown.
       ImportError: if the CUDA wheels are missing.
     """
-    if gpu not in GPUS:
-        raise ValueError(f"gpu={gpu!r} must be one of {', '.join(GPUS)}")
-    check_toolchain()
-    jax.devices()  # the topology needs an initialised backend
-    target = (TARGETS / f"{gpu}.txtpb").read_text()
-    topology = topologies.get_topology_desc(gpu, platform="cuda", target_config=target, topology="1x1x1")
-    mesh = Mesh(np.array(topology.devices).reshape(-1), ("device",))
+    mesh = make_mesh(gpu)
     place = NamedSharding(mesh, PartitionSpec())
     params = decode.model.abstract_params()
     with jax.set_mesh(mesh):
@@ -104,6 +128,10 @@ def compile_plan(decode: Decode, gpu: str, prompt_length: int, batch: int = 1) -
         temporaries=memory.temp_size_in_bytes,
         unaliased=unaliased,
         total=memory.argument_size_in_bytes + memory.temp_size_in_bytes + unaliased,
+        host=memory.host_argument_size_in_bytes
+        + memory.host_temp_size_in_bytes
+        + memory.host_output_size_in_bytes
+        - memory.host_alias_size_in_bytes,
         lower_seconds=lowering,
         compile_seconds=compiling,
         kernels=dict(zip(decode.kinds, map(program.kernels, program.decode_branches()), strict=True)),

@@ -8,6 +8,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from models.published import LLADA_8B
+from models.transformer import Config
+from pallas_kernels.implementation import Implementation
 from polestar_jax.decode import Decode, make_decode
 from polestar_jax.replay import count_forwards, draw_counts, replay
 from polestar_jax.types import NO_FORWARD, Method, Model
@@ -40,10 +43,15 @@ def _llada(vocab_size: int, size: int, layers: int, heads: int, feed_forward: in
     return sizes | ids | {"feed_forward": feed_forward, "max_length": 4096, "rope_theta": 5e5, "epsilon": 1e-5}
 
 
+def _fields_of(config: Config) -> dict[str, Any]:
+    return {name: value for name, value in dataclasses.asdict(config).items() if name != "family"}
+
+
 SHAPES = {
     "tiny": Shape(_llada(512, 128, 4, 4, 384), prompt_length=64, gen_length=64, block_length=8),
     "small": Shape(_llada(2048, 384, 6, 6, 1024), prompt_length=256, gen_length=128, block_length=32),
     "medium": Shape(_llada(8192, 768, 12, 12, 2048), prompt_length=1024, gen_length=256, block_length=32),
+    "llada-8b": Shape(_fields_of(LLADA_8B), prompt_length=1024, gen_length=256, block_length=32),
 }
 
 
@@ -75,10 +83,18 @@ class Timing:
     rows_executed: float = 0.0
 
 
-def prepare(model: Model, shape: Shape, label: str, method: Method, mean_commits: float, seed: int) -> Timing:
-    """A method with replayed commits; nothing is compiled or run yet."""
+def prepare(
+    model: Model,
+    shape: Shape,
+    label: str,
+    method: Method,
+    mean_commits: float,
+    seed: int,
+    kernels: Implementation | None = None,
+) -> Timing:
+    """A method with replayed commits; nothing is compiled or run yet. `kernels` as in `make_decode`."""
     counts = draw_counts(mean_commits, shape.gen_length, seed)
-    decode = make_decode(model, replay(method, counts), gen_length=shape.gen_length)
+    decode = make_decode(model, replay(method, counts), gen_length=shape.gen_length, kernels=kernels)
     forwards = count_forwards(counts, shape.gen_length, method.schedule.span(shape.gen_length))
     scaled = len(decode.kinds) == 1 and forwards > SAMPLED_FORWARDS
     empty = {name: [] for name in decode.kinds}

@@ -7,6 +7,7 @@ all alike.
 examples:
   polestar bench --shape small
   polestar bench --shape medium --rounds 3 --json bench.json
+  polestar bench --shape llada-8b --methods fast_dllm,polestar     # bfloat16, 17 GB: for a GPU
 """
 
 import argparse
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 SUMMARY = "time methods on random weights at given tokens per forward"
 
-_SHAPES = ("tiny", "small", "medium")
+_SHAPES = ("tiny", "small", "medium", "llada-8b")
 _KINDS = ("step", "refresh", "entry")
 
 

@@ -17,7 +17,7 @@ SUMMARY = "compile a decode for a GPU without one, and print its memory plan"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", default="llada-8b", metavar="NAME", help="llada-8b (default: %(default)s)")
+    parser.add_argument("--model", default="llada-8b", metavar="NAME", help="or dream-7b (default: %(default)s)")
     parser.add_argument("--gpu", default="h200", help="a100, h100, h200 or l4 (default: %(default)s)")
     parser.add_argument(
         "--method", default="polestar", metavar="NAME[:PRESET][:FIELD=VALUE...]", help="(default: %(default)s)"
@@ -37,6 +37,7 @@ def run(arguments: argparse.Namespace) -> None:
 
     from models.published import PUBLISHED
     from polestar_jax import make_decode
+    from polestar_jax.analysis.costs import CEILINGS, forward_work, host_bytes
     from polestar_jax.aot import check_toolchain, compile_plan
     from polestar_jax.commands.method_arguments import parse_method
     from polestar_jax.environment import describe_environment, format_environment
@@ -49,11 +50,13 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.layers is not None:
         model = dataclasses.replace(model, config=dataclasses.replace(model.config, layers=arguments.layers))
     choice = parse_method(arguments.method)
-    decode = make_decode(
-        model, choice.build(arguments.block_length), gen_length=arguments.gen_length, kernels=arguments.kernels
-    )
+    method = choice.build(arguments.block_length)
+    decode = make_decode(model, method, gen_length=arguments.gen_length, kernels=arguments.kernels)
     with notes.status(f"compiling {arguments.model} with {choice.label} for {arguments.gpu} (a minute or two)"):
         plan = compile_plan(decode, arguments.gpu, arguments.prompt_length, arguments.batch)
+    shapes = (model, method, arguments.prompt_length, arguments.gen_length)
+    work = forward_work(*shapes) if arguments.batch == 1 else {}
+    state_on_host, ceiling = arguments.batch * host_bytes(*shapes), CEILINGS[plan.gpu]
     sizes = (
         f"P {arguments.prompt_length}, G {arguments.gen_length}, S {arguments.block_length}, batch {arguments.batch}"
     )
@@ -62,11 +65,20 @@ def run(arguments: argparse.Namespace) -> None:
     table.add_column(justify="right")
     for name in ("weights", "state", "temporaries", "unaliased", "total"):
         table.add_row(name, f"{getattr(plan, name) / 1e9:.2f} GB", end_section=name in ("unaliased", "total"))
+    table.add_row("host memory", f"{plan.host / 1e6:.2f} MB (of the state, by shapes: {state_on_host / 1e6:.2f} MB)")
     for kind, count in plan.kernels.items():
         table.add_row(f"kernels, {kind}", f"{count} ({count / plan.layers:.1f} per layer)")
     table.add_row("weights copied", ", ".join(plan.copied_weights) or "none", end_section=True)
+    if work:
+        rates = f"{ceiling.bandwidth / 1e12:.2f} TB/s and {ceiling.operations / 1e12:.0f} TFLOP/s"
+        table.add_row("least work of a forward, by shapes", f"at {rates}")
+    for kind, each in work.items():
+        cells = f"{each.bytes / 1e9:.2f} GB, {each.operations / 1e12:.2f} TFLOP"
+        table.add_row(f"  {kind}: {cells}", f"{1e3 * each.seconds(ceiling):.2f} ms", end_section=kind == list(work)[-1])
     table.add_row("lowering, compiling", f"{plan.lower_seconds:.0f} s, {plan.compile_seconds:.0f} s")
     console.print(table)
     environment = describe_environment(dtype=model.config.dtype, command=arguments.words)
     console.print(format_environment(environment))
-    write_json(arguments.json, {"environment": environment, "plan": dataclasses.asdict(plan)})
+    least = {kind: each._asdict() | {"seconds": each.seconds(ceiling)} for kind, each in work.items()}
+    results = {"plan": dataclasses.asdict(plan), "least": least, "state_on_host": state_on_host}
+    write_json(arguments.json, {"environment": environment} | results)

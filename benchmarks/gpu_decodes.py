@@ -1,0 +1,171 @@
+"""A part of `gpu_check.py`: whole decodes on random weights, at the tokens per forward that the paper reports.
+
+One program per part is compiled, the whole decode. How long a forward of each kind takes is found by decoding with
+other numbers, which need no other program: never a refresh, a refresh in every step, entries of one kind, more
+forwards. The kinds' times are then those that explain the decodes' best.
+"""
+
+import dataclasses
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+from gpu_timing import Save, timed
+
+from models.transformer import Config, Transformer
+from polestar_jax import methods
+from polestar_jax.analysis.costs import forward_work
+from polestar_jax.benchmark import PAPER_TPF, SHAPES, Shape, prepare
+from polestar_jax.decode import Decode
+from polestar_jax.offload import fetch, store
+from polestar_jax.types import Method
+
+SEED = 0
+
+
+def shape_of(rehearse: bool, layers: int | None = None) -> tuple[Transformer, Shape]:
+    """LLaDA-8B as the paper decodes it, or a tiny one."""
+    shape = SHAPES["tiny" if rehearse else "llada-8b"]
+    config = Config(family="llada", **shape.model)
+    layers = 1 if rehearse else layers
+    return Transformer(config if layers is None else dataclasses.replace(config, layers=layers)), shape
+
+
+def make_method(name: str, shape: Shape, offload: str, **numbers: float) -> Method:
+    extra = {"offload": offload} if offload != "none" else {}
+    return getattr(methods, name)(block_length=shape.block_length, **extra, **numbers)
+
+
+def variants(name: str, shape: Shape, offload: str, kernels: str | None, model: Transformer) -> Iterator[Any]:
+    """(label, decode) pairs of one program: as the paper has it, and with other numbers."""
+    tpf = PAPER_TPF[name]
+    # Vanilla's forwards are all alike: some tell what 256 would take.
+    usual, other = (8.0, 16.0) if name == "vanilla" else (tpf, 1.0)
+    runs: list[tuple[str, float, dict[str, float]]] = [("paper", usual, {}), ("other commits", other, {})]
+    if name == "polestar":
+        runs.append(("no refresh", tpf, {"update_threshold": float("inf")}))
+        runs.append(("every step a refresh", tpf, {"update_threshold": 0.0}))
+        runs.append(("window entries", tpf, {"window_entry_period": 1.0}))
+        runs.append(("full entries", tpf, {"window_entry_period": 0.0}))
+    for label, mean, numbers in runs:
+        method = make_method(name, shape, offload, **numbers)
+        yield label, prepare(model, shape, label, method, mean, SEED, kernels).decode
+
+
+def measure(name: str, kernels: str | None, offload: str, rehearse: bool, save: Save) -> None:
+    """Times whole decodes of one method; saves after every round."""
+    model, shape = shape_of(rehearse)
+    results: dict[str, Any] = {"method": name, "kernels": kernels or "the best that works here", "offload": offload}
+    begin = time.perf_counter()
+    params = jax.block_until_ready(model.init(jax.random.key(SEED)))
+    results["seconds making weights"] = time.perf_counter() - begin
+    results["parameters"] = sum(leaf.size for leaf in jax.tree.leaves(params))
+    results["dtype"] = model.config.dtype
+    save(results)
+    prompt = np.random.default_rng(SEED).integers(0, model.config.eos_id, (1, shape.prompt_length))
+    decodes = dict(variants(name, shape, offload, kernels, model))
+    first = decodes["paper"]
+    state = first.init(jax.random.split(jax.random.key(SEED), 1), shape.prompt_length)
+    runs: dict[str, Any] = {label: {"seconds": []} for label in decodes}
+    rounds = 1 if rehearse else 5
+    for number in range(rounds + 1):
+        for label, decode in decodes.items():
+            begin = time.perf_counter()
+            output, state = jax.block_until_ready(decode(params, state, prompt))
+            seconds = time.perf_counter() - begin
+            if not number:
+                if label == "paper":
+                    results["seconds to the end of the first decode, compilation included"] = seconds
+                runs[label] |= describe(decode, output)
+            else:
+                runs[label]["seconds"].append(seconds)
+            if not number and label == "paper":
+                results["peak bytes"] = peak_bytes()
+                save(results)
+        if number:
+            results |= summarise(name, shape, runs, first)
+            save(results)
+            print(f"  round {number}: {results['tps']:.1f} tokens per second", flush=True)
+    least = forward_work(model, make_method(name, shape, offload), shape.prompt_length, shape.gen_length)
+    results["least"] = {kind: work._asdict() for kind, work in least.items()}
+    results["layers"] = model.config.layers
+    save(results)
+    if offload != "none":
+        results["copies"] = time_copies(state.cache.windows, 1 if rehearse else 20)
+        save(results)
+
+
+def describe(decode: Decode, output: Any) -> dict[str, Any]:
+    """Forwards of a decode by kind, and rows per forward."""
+    kinds, ran = np.asarray(output.log.kind[0]), int(output.forwards[0])
+    named = [decode.kinds[kind] for kind in kinds[:ran]]
+    assert bool(output.filled.all()), "the replayed commits ended early"
+    return {
+        "forwards": ran,
+        "kinds": {kind: named.count(kind) for kind in decode.kinds},
+        "rows": float(np.mean(output.log.rows[0, :ran])),
+        "rows_executed": float(np.mean(output.log.rows_executed[0, :ran])),
+    }
+
+
+def summarise(name: str, shape: Shape, runs: dict[str, Any], decode: Decode) -> dict[str, Any]:
+    """Tokens per second at the paper's tokens per forward, and ms of every kind of forward."""
+    seconds = {label: float(np.median(run["seconds"])) for label, run in runs.items()}
+    counts = np.array([[run["kinds"][kind] for kind in decode.kinds] for run in runs.values()], float)
+    found, *_ = np.linalg.lstsq(counts, np.array(list(seconds.values())), rcond=None)
+    misfit = np.max(np.abs(counts @ found / np.array(list(seconds.values())) - 1))
+    forwards = runs["paper"]["forwards"]
+    # The paper's vanilla commits one token per forward.
+    whole = seconds["paper"] * (shape.gen_length / PAPER_TPF[name] / forwards if name == "vanilla" else 1)
+    return {
+        "tps": shape.gen_length / whole,
+        "scaled": name == "vanilla",
+        "positions per forward": PAPER_TPF[name] if name == "vanilla" else shape.gen_length / forwards,
+        "ms": dict(zip(decode.kinds, (1e3 * found).tolist(), strict=True)),
+        "largest misfit of a decode": float(misfit),
+        "runs": runs,
+    }
+
+
+def peak_bytes() -> int | None:
+    """What the device's memory held at most since this process began; None where it does not say."""
+    stats = jax.devices()[0].memory_stats()
+    return stats.get("peak_bytes_in_use") if stats else None
+
+
+def time_copies(windows: Any, repeat: int) -> dict[str, float]:
+    """ms of nothing but bringing all layers' codes to the device, and of storing them again."""
+    bring = jax.jit(lambda windows: [fetch("host", window).codes for window in windows])
+    held = jax.block_until_ready(jax.jit(lambda windows: [fetch("host", window) for window in windows])(windows))
+    put = jax.jit(lambda windows: [store("host", window).codes for window in windows])
+    median = lambda *run: 1e3 * float(np.median(timed(*run, repeat=repeat)))
+    size = sum(leaf.nbytes for window in windows for leaf in jax.tree.leaves(window.codes))
+    return {"bytes": size, "to device": median(bring, windows), "to host": median(put, held)}
+
+
+def programs(kernels: str | None, layers: int) -> Iterator[tuple[str, Decode, int]]:
+    """What the parts compile: a name, a decode, its prompt length."""
+    model, shape = shape_of(False, layers)
+    for name, chosen, offload in PARTS:
+        if chosen is None or chosen == "xla" or chosen == kernels:
+            _, decode = next(variants(name, shape, offload, chosen, model))
+            yield label_of(name, chosen, offload), decode, shape.prompt_length
+
+
+PARTS: tuple[tuple[str, str | None, str], ...] = (
+    ("polestar", None, "none"),
+    ("fast_dllm", None, "none"),
+    ("polestar", "xla", "none"),
+    ("vanilla", None, "none"),
+    ("polestar", None, "host"),
+    ("fast_dllm", "xla", "none"),
+)
+"""Method, kernels and offload of every decode that is timed, the most telling first."""
+
+
+def label_of(name: str, kernels: str | None, offload: str) -> str:
+    return " ".join(
+        [name, "without kernels" if kernels == "xla" else "with kernels"] + ["offloaded"] * (offload != "none")
+    )
