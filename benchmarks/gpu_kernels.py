@@ -21,7 +21,8 @@ from pallas_kernels.simulation import simulated
 SETS_BYTES = 256e6  # of arguments to rotate among, so that the 50 MB of a Hopper's L2 cache do not hold them all
 RUN_BYTES = 60e9  # to move in one timed run
 TOLERANCES = {
-    "drift_attention": {"attended": 3e-2, "drift": 1e-4, "scores": 1e-3, "log_sum": 1e-3},
+    "attention": {"attended, relative": 3e-2},
+    "drift_attention": {"attended, relative": 3e-2, "drift": 5e-5, "scores": 1e-3, "log_sum": 1e-3},
     # Keys that are turned back fall between two bfloat16 and may be rounded to either.
     "proxy_drift": {"drift": 5e-2, "scores": 5e-2, "log_sum": 5e-2},
     "residual_nvfp4.quantize": {"differing bytes": 0},
@@ -60,9 +61,11 @@ def draw(op: str, shape: Shape, seed: int) -> tuple[Any, ...]:
     if op == "proxy_drift":
         angle = 3 * arguments[2]
         arguments[2:4] = jnp.cos(angle), jnp.sin(angle)
+    if op in ("attention", "drift_attention", "proxy_drift"):
+        arguments[0] = 2 * arguments[0]
     if op in ("drift_attention", "proxy_drift"):
         look = drift_attention if op == "drift_attention" else proxy_drift
-        before = arguments[0] + 0.1 * jax.random.normal(keys[0], arguments[0].shape, arguments[0].dtype)
+        before = arguments[0] + 0.3 * jax.random.normal(keys[0], arguments[0].shape, arguments[0].dtype)
         empty = DriftReference(*(jnp.zeros(leaf.shape, leaf.dtype) for leaf in structs[-1]))
         arguments[-1] = jax.jit(functools.partial(look, implementation="xla"))(before, *arguments[1:-1], empty)[-1]
     return tuple(arguments)
@@ -70,23 +73,29 @@ def draw(op: str, shape: Shape, seed: int) -> tuple[Any, ...]:
 
 def differences(op: str, found: Any, expected: Any) -> dict[str, float]:
     """How far results are apart, by the names in `TOLERANCES`."""
-    largest = lambda a, b: float(jnp.max(jnp.abs(a.astype(jnp.float32) - b.astype(jnp.float32))))
+    wide = lambda x: x.astype(jnp.float32)
+    largest = lambda a, b: float(jnp.max(jnp.abs(wide(a) - wide(b))))
+    norm = lambda x: jnp.linalg.norm(wide(x), axis=-1)
+    # Of the row and head that is worst: an average would hide a tile that is wrong.
+    relative = lambda a, b: {"attended, relative": float(jnp.max(norm(wide(a) - wide(b)) / norm(b)))}
     if op == "confident_argmax":
         (token, confidence), (word, probability) = found, expected
-        relative = jnp.abs(confidence / probability - 1)
+        apart = jnp.abs(confidence / probability - 1)
         return {
-            "rows with another word that is no tie": int(jnp.sum((token != word) & (relative > 1e-3))),
+            "rows with another word that is no tie": int(jnp.sum((token != word) & (apart > 1e-3))),
             "rows with another word": int(jnp.sum(token != word)),
-            "confidence, relative": float(jnp.max(relative)),
+            "confidence, relative": float(jnp.max(apart)),
         }
     if op.startswith("residual_nvfp4"):
         bits = lambda tree: np.concatenate([np.asarray(leaf).view(np.uint8).ravel() for leaf in jax.tree.leaves(tree)])
         return {"differing bytes": int(np.sum(bits(found) != bits(expected)))}
-    (*found, reference), (*expected, old) = found, expected
-    names = ("attended", "drift")[-len(found) :]
-    parts = {name: (a, b) for name, a, b in zip(names, found, expected, strict=True)}
-    parts |= {"scores": (reference.scores, old.scores), "log_sum": (reference.log_sum, old.log_sum)}
-    return {name: largest(*pair) for name, pair in parts.items()}
+    if op == "attention":
+        return relative(found, expected)
+    *_, drift, new = found
+    *_, expected_drift, old = expected
+    apart = {"drift": largest(drift, expected_drift), "log_sum": largest(new.log_sum, old.log_sum)}
+    apart["scores"] = largest(new.scores, old.scores)
+    return apart if op == "proxy_drift" else apart | relative(found[0], expected[0])
 
 
 def is_within(op: str, found: dict[str, float]) -> bool:
@@ -110,7 +119,8 @@ def make_loop(op: str, implementation: str, rounds: int) -> Callable[..., Any]:
     """A program that runs an op on every set of arguments, `rounds` times, each time after the last one's results.
 
     One program, as an op takes less time than its dispatch. Nothing can be left out or moved out of the loop: what is
-    known only at run time decides whether the smallest argument changes, which it never does.
+    known only at run time decides whether the smallest argument changes, which it never does. That is one more kernel
+    beside each op, of a microsecond or two.
     """
     call = functools.partial(OPS[op][0], implementation=implementation)
 
