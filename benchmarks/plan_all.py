@@ -15,6 +15,7 @@ import argparse
 import concurrent.futures
 import itertools
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -91,7 +92,8 @@ class Compiler:
             output, errors = process.communicate(timeout=self.timeout)
             lines = [line.strip() for line in errors.splitlines() if line.strip()]
             if process.returncode:
-                record["error"] = lines[-1] if lines else f"exit status {process.returncode}"
+                named = [line for line in lines if re.match(r"[\w.]+(Error|Exception|Exit|Interrupt)\b", line)]
+                record["error"] = (named or lines or [f"exit status {process.returncode}"])[-1]
                 record["errors"] = lines[-40:]
             else:
                 record |= json.loads(output)

@@ -95,6 +95,8 @@ def test_a_cell_that_does_not_compile_is_a_record(monkeypatch):
         plan_all.Compiler(timeout).compile(cell),
     )[1]
     assert run("raise SystemExit('no such flag')")["error"] == "no such flag"
+    told = "import sys; print('Traceback\\njax.errors.JaxRuntimeError: no\\nsee also', file=sys.stderr); sys.exit(1)"
+    assert run(told)["error"] == "jax.errors.JaxRuntimeError: no"
     assert "no JSON" in run("print('hello')")["error"]
     assert run("import time; time.sleep(60)", 0.5)["error"] == "not done after 0 s"
     assert run("print('{\"plan\": 1}')")["plan"] == 1
