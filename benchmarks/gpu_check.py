@@ -53,7 +53,7 @@ def make_parts(rehearse: bool) -> list[Part]:
 
     from pallas_kernels.arguments import OPS
 
-    limits = {"polestar": (45, 170), "fast_dllm": (30, 100), "vanilla": (30, 80)}
+    limits = {"polestar": (45, 240), "fast_dllm": (30, 100), "vanilla": (30, 80)}
     decodes = [
         Part(label_of(name, kernels, offload), ("decode", name, kernels or "", offload), *limits[name])
         for name, kernels, offload in PARTS
@@ -160,7 +160,7 @@ def run_all(options: argparse.Namespace) -> int:
         print(f"{part.name}: {record['status']}, {record.get('seconds', 0):.0f} s", flush=True)
         for line in record.get("log", [])[-8:]:
             print("    " + line[:300])
-        if part.name == "device" and record["status"] != "done":
+        if part.name == "device" and "results" not in record:
             print("without a device there is nothing to measure")
             return 1
     print_report(content)

@@ -11,14 +11,17 @@ export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
 begin=$SECONDS
 
 works() {
-  "$1" -c 'import jax, rich, polestar_jax.benchmark; assert jax.default_backend() == "gpu", jax.default_backend()'
+  "$1" -c '
+import jax, rich, polestar_jax.benchmark
+assert tuple(map(int, jax.__version__.split(".")[:2])) >= (0, 11), f"jax {jax.__version__} is too old"
+assert jax.default_backend() == "gpu", f"jax runs on {jax.default_backend()} here"'
 }
 
 python=${GPU_CHECK_PYTHON:-}
 if [[ " $* " == *" --rehearse "* ]]; then
-  python=${python:-python3}
+  exec "${python:-python3}" benchmarks/gpu_check.py "$@"
 elif [[ -n $python ]]; then
-  works "$python"
+  works "$python" || { echo "GPU_CHECK_PYTHON=$python cannot run this, see above" >&2; exit 2; }
 elif works python3 2> /dev/null; then
   python=python3
 else
@@ -32,7 +35,7 @@ else
   fi
   UV_PROJECT_ENVIRONMENT=.venv-cuda "$uv" sync --frozen --no-dev --extra $extra
   python=$PWD/.venv-cuda/bin/python
-  works "$python"
+  works "$python" || { echo "jax sees no GPU, see above; nvidia-smi should list one" >&2; exit 2; }
 fi
 spent=$((SECONDS - begin))
 echo "$python, ready after $spent s"
