@@ -20,6 +20,7 @@ from polestar_jax.analysis.costs import forward_work
 from polestar_jax.benchmark import PAPER_TPF, SHAPES, Shape, prepare
 from polestar_jax.decode import Decode
 from polestar_jax.offload import fetch, store
+from polestar_jax.quantize import Codes
 from polestar_jax.types import Method
 
 SEED = 0
@@ -93,7 +94,7 @@ def measure(name: str, kernels: str | None, offload: str, rehearse: bool, save: 
     results["layers"] = model.config.layers
     save(results)
     if offload != "none":
-        results["copies"] = time_copies(state.cache.windows, 1 if rehearse else 20)
+        results["copies"] = time_copies(state.cache.windows.codes, 1 if rehearse else 20)
         save(results)
 
 
@@ -135,14 +136,13 @@ def peak_bytes() -> int | None:
     return stats.get("peak_bytes_in_use") if stats else None
 
 
-def time_copies(windows: Any, repeat: int) -> dict[str, float]:
+def time_copies(codes: tuple[Codes, ...], repeat: int) -> dict[str, float]:
     """ms of nothing but bringing all layers' codes to the device, and of storing them again."""
-    bring = jax.jit(lambda windows: [fetch("host", window).codes for window in windows])
-    held = jax.block_until_ready(jax.jit(lambda windows: [fetch("host", window) for window in windows])(windows))
-    put = jax.jit(lambda windows: [store("host", window).codes for window in windows])
-    median = lambda *run: 1e3 * float(np.median(timed(*run, repeat=repeat)))
-    size = sum(leaf.nbytes for window in windows for leaf in jax.tree.leaves(window.codes))
-    return {"bytes": size, "to device": median(bring, windows), "to host": median(put, held)}
+    bring = jax.jit(lambda codes: [fetch("host", layer) for layer in codes])
+    put = jax.jit(lambda codes: [store("host", layer) for layer in codes])
+    median = lambda run, codes: 1e3 * float(np.median(timed(run, codes, repeat=repeat)))
+    size = sum(leaf.nbytes for leaf in jax.tree.leaves(codes))
+    return {"bytes": size, "to device": median(bring, codes), "to host": median(put, bring(codes))}
 
 
 def programs(kernels: str | None, layers: int) -> Iterator[tuple[str, Decode, int]]:

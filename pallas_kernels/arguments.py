@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from pallas_kernels import residual_nvfp4
 from pallas_kernels.confident_argmax import confident_argmax
-from pallas_kernels.drift_attention import DriftReference, drift_attention
+from pallas_kernels.drift_attention import DriftReference, attention, drift_attention
 from pallas_kernels.proxy_drift import proxy_drift
 from pallas_kernels.shapes import Shape
 
@@ -57,6 +57,7 @@ def _confident_argmax(shape: Shape) -> tuple[Any, ...]:
 
 
 OPS: dict[str, tuple[Callable[..., Any], Callable[[Shape], tuple[Any, ...]]]] = {
+    "attention": (attention, lambda shape: _drift_attention(shape)[:4]),
     "drift_attention": (drift_attention, _drift_attention),
     "proxy_drift": (proxy_drift, _proxy_drift),
     "residual_nvfp4.quantize": (residual_nvfp4.quantize, _quantize),

@@ -63,7 +63,7 @@ def host_bytes(model: Model, method: Method, prompt_length: int, gen_length: int
     if getattr(method.cache, "offload", "none") == "none":
         return 0
     state = _state_of(model, method, prompt_length, gen_length)
-    return _bytes_of([window.codes for window in state.cache.windows])
+    return _bytes_of(state.cache.windows.codes)
 
 
 class Work(NamedTuple):
