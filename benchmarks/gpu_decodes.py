@@ -6,11 +6,13 @@ forwards. The kinds' times are then those that explain the decodes' best.
 """
 
 import dataclasses
+import functools
 import time
 from collections.abc import Iterator
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from gpu_timing import Save, timed
 
@@ -55,15 +57,34 @@ def variants(name: str, shape: Shape, offload: str, kernels: str | None, model: 
         yield label, prepare(model, shape, label, method, mean, SEED, kernels).decode
 
 
+def make_params(model: Transformer) -> Any:
+    """Random parameters, made on the device one by one, the largest first: the device's peak is then the decode's."""
+    leaves, tree = jax.tree.flatten(model.abstract_params())
+    order = sorted(range(len(leaves)), key=lambda index: -leaves[index].size)
+    for index in order:
+        shape, dtype = leaves[index].shape, leaves[index].dtype
+        leaves[index] = _fill(jax.random.fold_in(jax.random.key(SEED), index), shape, dtype.name)
+        if leaves[index].size > 2**28:
+            jax.block_until_ready(leaves[index])
+    return jax.tree.unflatten(tree, leaves)
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def _fill(key: jax.Array, shape: tuple[int, ...], dtype: str) -> jax.Array:
+    # Norms are vectors.
+    return jnp.ones(shape, dtype) if len(shape) == 1 else shape[-1] ** -0.5 * jax.random.normal(key, shape, dtype)
+
+
 def measure(name: str, kernels: str | None, offload: str, rehearse: bool, save: Save) -> None:
     """Times whole decodes of one method; saves after every round."""
     model, shape = shape_of(rehearse)
     results: dict[str, Any] = {"method": name, "kernels": kernels or "the best that works here", "offload": offload}
     begin = time.perf_counter()
-    params = jax.block_until_ready(model.init(jax.random.key(SEED)))
+    params = jax.block_until_ready(make_params(model))
     results["seconds making weights"] = time.perf_counter() - begin
     results["parameters"] = sum(leaf.size for leaf in jax.tree.leaves(params))
     results["dtype"] = model.config.dtype
+    results["peak bytes, making weights"] = peak_bytes()
     save(results)
     prompt = np.random.default_rng(SEED).integers(0, model.config.eos_id, (1, shape.prompt_length))
     decodes = dict(variants(name, shape, offload, kernels, model))

@@ -54,7 +54,8 @@ def _print_decodes(decodes: dict[str, Any], bandwidth: float | None) -> None:
         scaled = ", scaled up from fewer forwards" if found["scaled"] else ""
         print(f"\n{name}: {found['tps']:.1f} tokens per second at {each}{scaled}")
         size = f"{found['parameters'] / 1e9:.2f} G parameters, {found['dtype']}"
-        peak = f", peak memory {found['peak bytes'] / 1e9:.2f} GB" if found.get("peak bytes") else ""
+        most, before = found.get("peak bytes"), found.get("peak bytes, making weights") or 0
+        peak = f", peak memory {'' if most > before else 'at most '}{most / 1e9:.2f} GB" if most else ""
         first = found["seconds to the end of the first decode, compilation included"]
         print(f"    {size}{peak}; the first decode, compilation included, took {first:.0f} s")
         for kind, ms in found["ms"].items():
