@@ -125,7 +125,7 @@ def forward_work(model: Model, method: Method, prompt_length: int, gen_length: i
         return {}
     parts = state_bytes(model, method, prompt_length, gen_length)
     keys_values, windows, other = (parts.get(name, 0) for name in (KEYS_VALUES, WINDOW, OTHER))
-    weights = _bytes_of(params) - (0 if config.tied else _bytes_of(params["embedding"]))
+    weights = _bytes_of(params) - (0 if getattr(config, "tied", False) else _bytes_of(params["embedding"]))
     projections = sum(layer[name]["weight"].size for layer in params["layers"].values() for name in _PROJECTIONS)
     rest = sum(leaf.size for leaf in jax.tree.leaves(params["layers"]) if leaf.ndim == 2) - projections
     scores = 2 * config.layers * whole * config.model_size  # operations for those of one row
