@@ -159,6 +159,29 @@ def test_a_part_that_hangs_or_crashes_is_recorded(tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["part.py"]
 
 
+def test_what_no_longer_fits_is_left_out(tmp_path, monkeypatch, capsys):
+    import gpu_check
+
+    part = lambda name, least, **more: gpu_check.Part(name, (name,), least, 50, **more)
+    parts = [part("device", 0), part("first", 5), part("instead", 5, instead_of="first")]
+    parts += [part("broken", 5), part("again", 5, instead_of="broken"), part("long", 99)]
+    monkeypatch.setattr(gpu_check, "make_parts", lambda rehearse: parts)
+    limits = {}
+
+    def start(part, limit, target, rehearse):
+        limits[part.name] = limit
+        status = "failed with exit status 1" if part.name == "broken" else "done"
+        return {"status": status, "seconds": 1.0, "flags": "", "results": {}}
+
+    monkeypatch.setattr(gpu_check, "start_part", start)
+    options = gpu_check.argparse.Namespace(budget=60, only="", rehearse=False, json=tmp_path / "found.json")
+    assert gpu_check.run_all(options) == 1
+    assert list(limits) == ["device", "first", "broken", "again"] and max(limits.values()) <= 50
+    found = json.loads(options.json.read_text())["parts"]
+    assert found["long"]["status"].startswith("left out") and "instead" not in found
+    assert "long: left out" in capsys.readouterr().out
+
+
 @pytest.mark.slow
 def test_rehearsal(tmp_path):
     """Every line of the GPU script but those that name a GPU."""

@@ -65,7 +65,7 @@ def run(arguments: argparse.Namespace) -> None:
     table.add_column(justify="right")
     for name in ("weights", "state", "temporaries", "unaliased", "total"):
         table.add_row(name, f"{getattr(plan, name) / 1e9:.2f} GB", end_section=name in ("unaliased", "total"))
-    table.add_row("host memory", f"{plan.host / 1e6:.2f} MB (of the state, by shapes: {state_on_host / 1e6:.2f} MB)")
+    table.add_row("host memory", f"{plan.host / 1e6:.2f} MB ({state_on_host / 1e6:.2f} by shapes)")
     for kind, count in plan.kernels.items():
         table.add_row(f"kernels, {kind}", f"{count} ({count / plan.layers:.1f} per layer)")
     table.add_row("weights copied", ", ".join(plan.copied_weights) or "none", end_section=True)
