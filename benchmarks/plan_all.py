@@ -6,7 +6,7 @@
 
 Each cell is `polestar plan --json` in a process of its own, because of the memory that compiling takes. It is saved in
 --results as soon as it is done: kill the program at any time, run it again, and it goes on with what is missing or has
-failed. The table is written after every cell. To begin anew, remove the file.
+failed. The table, of the cells that were asked for, is written after every cell. To begin anew, remove the file.
 
 Needs jax's CUDA wheels (uv sync --extra cuda13), but no GPU.
 """
