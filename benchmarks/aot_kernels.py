@@ -51,7 +51,7 @@ def main() -> None:
     chosen = parser.parse_args()
     failures = 0
     print(
-        f"{'op':28}{'shape':20}{'gpu':6}{'kernel':8}{'ok':4}{'seconds':>8}{'least':>13}{'temporaries':>13}  registers"
+        f"{'op':36}{'shape':20}{'gpu':6}{'kernel':8}{'ok':4}{'seconds':>8}{'least':>13}{'temporaries':>13}  registers"
     )
     for gpu, implementation in PLANS:
         if chosen.gpu not in ("", gpu):
@@ -79,7 +79,7 @@ def main() -> None:
                 seconds = time.perf_counter() - begin
                 failures += bool(problem)
                 print(
-                    f"{name:28}{shape_name:20}{gpu:6}{implementation:8}{'no' if problem else 'yes':4}{seconds:8.1f}"
+                    f"{name:36}{shape_name:20}{gpu:6}{implementation:8}{'no' if problem else 'yes':4}{seconds:8.1f}"
                     f"{least / 1e6:10.2f} MB{temporaries / 1e6:10.2f} MB  {', '.join(used)}",
                     flush=True,
                 )

@@ -26,6 +26,7 @@ TOLERANCES = {
     # Keys that are turned back fall between two bfloat16 and may be rounded to either.
     "proxy_drift": {"drift": 5e-2, "scores": 5e-2, "log_sum": 5e-2},
     "residual_nvfp4.quantize": {"differing bytes": 0},
+    "residual_nvfp4.quantize, some kept": {"differing bytes": 0},
     "residual_nvfp4.gather": {"differing bytes": 0},
     "confident_argmax": {"rows with another word that is no tie": 0, "confidence, relative": 1e-2},
 }

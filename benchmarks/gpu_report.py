@@ -33,7 +33,7 @@ def _print_kernels(parts: dict[str, Any], bandwidth: float | None) -> None:
     cases = [case for part in parts.values() for case in part.get("results", {}).get("cases", [])]
     if not cases:
         return
-    print(f"\n{'op':26}{'shape':20}{'same':7}{'kernel µs':>10}{'XLA µs':>10}{'MB':>9}{'at bandwidth µs':>17}")
+    print(f"\n{'op':36}{'shape':20}{'same':7}{'kernel µs':>10}{'XLA µs':>10}{'MB':>9}{'at bandwidth µs':>17}")
     for case in cases:
         ms = case["ms"]
         kernel = next((1e3 * value for name, value in ms.items() if name != "xla"), None)
@@ -41,7 +41,7 @@ def _print_kernels(parts: dict[str, Any], bandwidth: float | None) -> None:
         numbers = _cell(kernel, 10), _cell(1e3 * ms["xla"] if "xla" in ms else None, 10)
         same = {True: "yes", False: "NO", None: "-"}[case.get("same")]
         line = (
-            f"{case['op']:26}{case['shape']:20}{same:7}{''.join(numbers)}{case['bytes'] / 1e6:9.2f}{_cell(least, 17)}"
+            f"{case['op']:36}{case['shape']:20}{same:7}{''.join(numbers)}{case['bytes'] / 1e6:9.2f}{_cell(least, 17)}"
         )
         print(line + (f"  {case['error'][:150]}" if "error" in case else ""))
         if case.get("same") is False:

@@ -43,6 +43,11 @@ def _quantize(shape: Shape) -> tuple[Any, ...]:
     return rows, labels, Struct((shape.batch, shape.clusters, shape.model_size), jnp.float32)
 
 
+def _recode(shape: Shape) -> tuple[Any, ...]:
+    codes, scales, labels, centroids, _, rows, changed = _gather(shape)
+    return rows, labels, centroids, (codes, scales, changed)
+
+
 def _gather(shape: Shape) -> tuple[Any, ...]:
     rows, labels, centroids = _quantize(shape)
     codes, scales = jax.eval_shape(residual_nvfp4.reference.quantize, rows, labels, centroids)
@@ -61,6 +66,7 @@ OPS: dict[str, tuple[Callable[..., Any], Callable[[Shape], tuple[Any, ...]]]] = 
     "drift_attention": (drift_attention, _drift_attention),
     "proxy_drift": (proxy_drift, _proxy_drift),
     "residual_nvfp4.quantize": (residual_nvfp4.quantize, _quantize),
+    "residual_nvfp4.quantize, some kept": (residual_nvfp4.quantize, _recode),
     "residual_nvfp4.gather": (residual_nvfp4.gather, _gather),
     "confident_argmax": (functools.partial(confident_argmax, epsilon=1e-5, mask_id=5), _confident_argmax),
 }
