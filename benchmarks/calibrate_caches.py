@@ -1,10 +1,11 @@
 """Sweeps of the constants that no source gives: EntropyCache's tau_H and Dynamic-dLLM's budget scale.
 
-    python benchmarks/calibrate_caches.py [--model polestar-tiny] [--items 64] [--json out.json]
+    python benchmarks/calibrate_caches.py [NAME ...] [--model polestar-tiny] [--items 64] [--json out.json]
 
-Held-out items of an embedded checkpoint, decoded with the same rule (threshold 0.9) and blocks. Accuracy, tokens per
-forward and rows per forward for each value; the first line recomputes everything, which is what a cache is compared
-with. Sizes made for 256 generated tokens are scaled to the checkpoint's: k = 12, windows and budgets of 6 rows.
+Held-out items of an embedded checkpoint, decoded with the same rule (threshold 0.9) and blocks. Accuracy, its
+difference from that of the default on the same items, tokens per forward and rows per forward for each value;
+`parallel` recomputes everything, which is what a cache is compared with. Sizes made for 256 generated tokens are scaled
+to the checkpoint's: k = 12, windows and budgets of 6 rows.
 """
 
 import argparse
@@ -19,21 +20,24 @@ import numpy as np
 from models.embedded import checkpoint, tasks
 from polestar_jax import load, make_decode, methods, pad_prompts
 from polestar_jax.environment import describe_environment, format_environment
-from polestar_jax.metrics import before_eos, binomial_error, concatenate, measure, summarize
+from polestar_jax.metrics import before_eos, binomial_error, concatenate, measure, paired_difference, summarize
 from polestar_jax.types import Method
 
 COMMON = {"threshold": 0.9, "block_length": checkpoint.BLOCK}
-SWEEPS: dict[str, tuple[Callable[[float], Method], tuple[float, ...]]] = {
-    "parallel": (lambda threshold: methods.parallel(**COMMON | {"threshold": threshold}), (0.9,)),
-    "entropy_cache max_entropy": (
+SWEEPS: dict[str, tuple[Callable[[float], Method], float, tuple[float, ...]]] = {
+    "parallel": (lambda threshold: methods.parallel(**COMMON | {"threshold": threshold}), 0.9, (0.9,)),
+    "entropy_cache": (
         lambda value: methods.entropy_cache(max_entropy=value, recent=12, **COMMON),
+        0.5,
         (0.0, 0.01, 0.03, 0.1, 0.2, 0.3, 0.5, 1.0, float("inf")),
     ),
-    "dynamic_dllm budget_scale": (
+    "dynamic_dllm": (
         lambda value: methods.dynamic_dllm(budget_scale=value, budget=6, window=6, **COMMON),
+        200.0,
         (0.0, 1.0, 10.0, 50.0, 200.0, 1000.0),
     ),
 }
+"""By method: the method of a value, the default and all values of its constant."""
 
 
 def measure_method(method: Method, model, params, tokenizer, items, batch: int) -> dict[str, Any]:
@@ -50,11 +54,13 @@ def measure_method(method: Method, model, params, tokenizer, items, batch: int) 
             text = tokenizer.decode(before_eos(tokens, model.config.eos_id).tolist(), skip_special_tokens=False)
             right.append(tasks.is_correct(item, text))
     accuracy = float(np.mean(right))
-    return {"accuracy": accuracy, "error": binomial_error(accuracy, len(items))} | summarize(concatenate(counts))
+    error = binomial_error(accuracy, len(items))
+    return {"accuracy": accuracy, "error": error, "right": right} | summarize(concatenate(counts))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"{', '.join(SWEEPS)}; all unless given")
     parser.add_argument("--model", default="polestar-tiny")
     parser.add_argument("--items", type=int, default=64)
     parser.add_argument("--batch", type=int, default=32, help="items must be a multiple of it")
@@ -63,21 +69,29 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.items < 1 or arguments.items % arguments.batch:
         parser.error(f"--items {arguments.items} must be a multiple of --batch {arguments.batch}")
+    if unknown := set(arguments.names) - SWEEPS.keys():
+        parser.error(f"unknown {', '.join(sorted(unknown))}; there are {', '.join(SWEEPS)}")
     model, params, tokenizer = load(arguments.model)
     items = tasks.make_items("heldout", arguments.items, arguments.seed)
     environment = describe_environment(dtype=model.config.dtype)
     print(format_environment(environment))
     print(f"{arguments.model}, {arguments.items} held-out items, seed {arguments.seed}")
-    print(f"{'':<26} {'value':>8} {'right':>12} {'TPF':>6} {'rows':>6} {'forwards':>9}  kinds per item")
+    print(
+        f"{'':<14} {'value':>8} {'right':>12} {'- default':>14} {'TPF':>6} {'rows':>6} {'forwards':>9}  kinds per item"
+    )
     rows = []
-    for name, (make, values) in SWEEPS.items():
+    for name in arguments.names or SWEEPS:
+        make, default, values = SWEEPS[name]
+        run = lambda value, make=make: measure_method(make(value), model, params, tokenizer, items, arguments.batch)
+        found = {value: run(value) for value in values}
         for value in values:
-            found = measure_method(make(value), model, params, tokenizer, items, arguments.batch)
-            rows.append({"sweep": name, "value": str(value)} | found)
-            kinds = ", ".join(f"{kind} {count:.1f}" for kind, count in found["kinds"].items())
+            row = found[value]
+            difference, error = paired_difference(row["right"], found[default]["right"])
+            rows.append({"sweep": name, "value": str(value), "difference": difference, "paired_error": error} | row)
+            kinds = ", ".join(f"{kind} {count:.1f}" for kind, count in row["kinds"].items())
             print(
-                f"{name:<26} {value:>8g} {found['accuracy']:>6.1%} ±{found['error']:.1%} {found['tpf']:>6.2f}"
-                f" {found['rows']:>6.1f} {found['forwards']:>9.1f}  {kinds}",
+                f"{name:<14} {value:>8g} {row['accuracy']:>6.1%} ±{row['error']:.1%} {difference:>+7.1%} ±{error:.1%}"
+                f" {row['tpf']:>6.2f} {row['rows']:>6.1f} {row['forwards']:>9.1f}  {kinds}",
                 flush=True,
             )
     if arguments.json is not None:

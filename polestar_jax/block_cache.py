@@ -16,6 +16,7 @@ from polestar_jax.rows import (
     reaches_far,
     rows_at,
     rows_pass,
+    shift_left,
     whole_pass,
 )
 from polestar_jax.types import COMPUTED, Branch, Canvas, Pass, Scope, Signal, Spec, pytree, static
@@ -38,30 +39,38 @@ def full_entry(
     return with_attention(spec, policy.attention_layers, done, ran.queries, ran.keys, None, scope)
 
 
-FirstToken = Literal["exact", "entry"]
-"""Where logits are shifted, who predicts a block's first position: the row before the block, in every forward of it
-("exact"), or at the block's entry alone ("entry", Fast-dLLM's habit on Dream)."""
+FirstToken = Literal["exact", "instead", "entry"]
+"""Where logits are shifted, who predicts a block's first position: the row before the block, at the block's entry alone
+("entry", Fast-dLLM's habit on Dream), or in every forward of it; a step then runs that row and all of the block's
+("exact"), or runs it instead of the block's last, which predicts none of the block ("instead", d2Cache's frame)."""
 
 
-def first_token_problems(spec: Spec, first_token: FirstToken) -> list[str]:
-    """What is wrong with a policy's `first_token`."""
-    if first_token not in get_args(FirstToken):
-        return [f"first_token={first_token!r} must be one of {', '.join(get_args(FirstToken))}"]
-    if first_token == "entry" and not spec.model.shift:
+def first_token_problems(
+    spec: Spec, first_token: FirstToken, offered: tuple[FirstToken, ...] = get_args(FirstToken)
+) -> list[str]:
+    """What is wrong with the `first_token` of a policy that has those `offered`."""
+    if first_token not in offered:
+        return [f"first_token={first_token!r} must be one of {', '.join(offered)}"]
+    if first_token != "exact" and not spec.model.shift:
         return [
-            "first_token='entry' is for models whose logits predict the next position, such as Dream; every row of this"
-            " model predicts its own: leave it 'exact'"
+            f"first_token={first_token!r} is for models whose logits predict the next position, such as Dream; every"
+            " row of this model predicts its own: leave it 'exact'"
         ]
     return []
 
 
 def step_slots(spec: Spec, scope: Scope, first_token: FirstToken) -> jax.Array:
-    """Slots of a step's block rows: `rows.block_slots`, or with "entry" the block's own alone, `[B, S]`.
+    """Slots of a step's block rows: `rows.block_slots`, or without their last ("instead") or first ("entry"), `[B, S]`.
 
-    Nobody then predicts the block's first position but the entry: the rule must be a `commit.FirstTokenAtEntry`.
+    With "entry" nobody but the entry predicts the block's first position: the rule must be a
+    `commit.FirstTokenAtEntry`.
     """
-    slot = block_slots(spec, scope)
-    return slot if first_token == "exact" else slot[:, spec.model.shift :]
+    slot, shift = block_slots(spec, scope), spec.model.shift
+    if first_token == "exact":
+        return slot
+    if first_token == "entry":
+        return slot[:, shift:]
+    return jnp.where(slot < scope.stop[:, None] - shift, slot, spec.length)[:, : spec.span]
 
 
 @pytree
@@ -115,11 +124,15 @@ def dual_step(
 def prefix_step(
     policy: "BlockCache", spec: Spec, params, cache: KeysValues, canvas: Canvas, scope: Scope, mine: jax.Array
 ) -> Pass:
-    """Recomputes every row from the block on; the row set is as long as the generation, its tail invalid."""
+    """Recomputes every row from the block on; the row set is as long as the generation, its tail invalid.
+
+    With "instead" the last row of what is visible is left out: it predicts nothing, like the last of a block.
+    """
     block = step_slots(spec, scope, policy.first_token)
     width = block.shape[1]
     slot = block[:, :1] + iota(spec.gen_length + width - spec.span)
-    rows = rows_at(canvas, slot, mine, visible=scope.visible)
+    runs = shift_left(scope.visible, spec.model.shift) if policy.first_token == "instead" else scope.visible
+    rows = rows_at(canvas, slot, mine, visible=runs)
     ran = forward_rows(spec, params, cache.keys, cache.values, canvas, rows, scope.visible)
     done = rows_pass(spec, KeysValues(ran.keys, ran.values), rows, ran.output)
     if not reaches_far(spec):

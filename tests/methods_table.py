@@ -83,6 +83,7 @@ METHODS = {
     "prefix": functools.partial(methods.fast_dllm, cache="prefix", threshold=0.6),
     "dual_steps": functools.partial(methods.fast_dllm, steps=8),
     "dual_entry": functools.partial(methods.fast_dllm, first_token="entry", threshold=0.6),
+    "prefix_instead": functools.partial(methods.fast_dllm, cache="prefix", first_token="instead", threshold=0.6),
     "hierarchy": functools.partial(
         methods.hierarchy, "release", threshold=0.6, low_threshold=0.2, remask_threshold=0.7
     ),
@@ -134,6 +135,7 @@ ONE_PER_FORWARD = {
     "dual": {"threshold": 2.0},
     "prefix": {"threshold": 2.0},
     "dual_entry": {"threshold": 2.0},
+    "prefix_instead": {"threshold": 2.0},
     "hierarchy": {"threshold": 2.0, "low_threshold": 2.0, "remask_threshold": -1.0},
     "localleap": {"threshold": 2.0},
     "prophet": {"early": 1e9, "mid": 1e9, "late": 1e9},
@@ -187,6 +189,7 @@ OTHER_NUMBERS = {
     "dual": {"threshold": 0.4},
     "prefix": {"threshold": 0.4},
     "dual_entry": {"threshold": 0.4},
+    "prefix_instead": {"threshold": 0.4},
     "hierarchy": {"threshold": 0.8, "low_threshold": 0.3, "remask_threshold": 0.5},
     "localleap": {"threshold": 0.8, "relaxed": 0.2, "radius": 2},
     "dimple": {"threshold": 0.4},
@@ -241,8 +244,8 @@ IN_STEP = SAME_LENGTH | {
     "freecache",
 }
 
-# The first-token habit needs shifted logits. Dream's sampler has no cache that a shift could touch: one family will do.
-DREAM_ONLY = {"dual_entry", "sparse_dllm_entry", "dream", "dream_random", "dream_threshold"}
+# The first-token habits need shifted logits. Dream's sampler has no cache that a shift could touch: one family will do.
+DREAM_ONLY = {"dual_entry", "prefix_instead", "sparse_dllm_entry", "dream", "dream_random", "dream_threshold"}
 # Rules and samplers look at positions, not at rows: what they do is the same for every family.
 LLADA_ONLY = {"vanilla_random", "vanilla_temperature", "parallel_factor", "dual_steps"}
 EXCLUDED = {"llada": DREAM_ONLY, "dream": LLADA_ONLY}
@@ -321,9 +324,15 @@ def ragged_prompts(family: str, seed: int = 0) -> list[np.ndarray]:
     return prompts_of(FAMILIES[family].config, LENGTHS, seed)
 
 
-def decode_rows(family: str, name: str, rows, length: int, seed: int = 0, garbage: int = 0, params_seed: int = 1):
-    """Decodes rows of the ragged scenario as one batch with their own keys; the output as NumPy arrays."""
-    decode, prompts = decoder(family, name), ragged_prompts(family, seed)
+def decode_rows(
+    family: str, name: str, rows, length: int, seed: int = 0, garbage: int = 0, params_seed: int = 1, shape=()
+):
+    """Decodes rows of the ragged scenario as one batch with their own keys; the output as NumPy arrays.
+
+    Args:
+      shape: G and S, unless they are those of the table.
+    """
+    decode, prompts = decoder(family, name, *shape), ragged_prompts(family, seed)
     params = lively_params(FAMILIES[family], params_seed)
     state = decode.init(KEYS[jnp.array(rows)], length)
     output, _ = decode(params, state, pad([prompts[row] for row in rows], length, garbage))

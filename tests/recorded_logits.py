@@ -43,6 +43,21 @@ class Recorded:
         return (inner, count + 1, jnp.where(now, plane[:, None], seen)), commits
 
 
+@pytree
+class LastLogits(Recorded):
+    """A rule that also keeps the logits of every slot that the last forward predicted: `[B, N, V]`, NaN elsewhere."""
+
+    def init(self, spec: Spec):
+        shape = (spec.batch, spec.length, spec.model.config.vocab_size)
+        return self.rule.init(spec), jnp.full(shape, jnp.nan, jnp.float32)
+
+    def commit(self, spec: Spec, state, scope, canvas, prediction) -> tuple[Any, Commits]:
+        inner, seen = state
+        inner, commits = self.rule.commit(spec, inner, scope, canvas, prediction)
+        nothing = jnp.full_like(seen, jnp.nan)
+        return (inner, put_rows(nothing, prediction.slot, prediction.extra["logits"], prediction.valid)), commits
+
+
 def recorded(method):
     return dataclasses.replace(method, rule=Recorded(method.rule))
 

@@ -10,8 +10,10 @@ import pytest
 from methods_table import FAMILIES, KEYS, RAGGED, lively_params, pad, ragged_prompts
 
 from polestar_jax import make_decode, methods
+from polestar_jax.block_cache import step_slots
 from polestar_jax.filtered import Filtered
 from polestar_jax.timesteps import fractions
+from polestar_jax.types import Scope, Spec
 
 MODEL = FAMILIES["dream"]
 SPEC = make_decode(MODEL, methods.dream(), gen_length=16).spec(1, 4)
@@ -113,7 +115,11 @@ def test_filters_serve_other_methods():
         (lambda: methods.dream(temperature=-1.0), "temperature=-1.0 must be greater than 0"),
         (lambda: methods.dream(top_p=1.5), "top_p=1.5 must be greater than 0 and at most 1"),
         (lambda: methods.dream(top_k=0), "top_k=0 must be between 1 and"),
-        (lambda: methods.fast_dllm(first_token="never", block_length=4), "first_token='never' must be one of"),
+        (
+            lambda: methods.fast_dllm(first_token="never", block_length=4),
+            "first_token='never' must be one of exact, in",
+        ),
+        (lambda: methods.sparse_dllm(first_token="instead", block_length=4), "'instead' must be one of exact, entry"),
     ],
 )
 def test_bad_values_are_refused(make, message):
@@ -121,6 +127,21 @@ def test_bad_values_are_refused(make, message):
         make_decode(MODEL, make(), gen_length=16)
 
 
-def test_first_token_habit_needs_shifted_logits():
-    with pytest.raises(ValueError, match="first_token='entry' is for models whose logits predict the next position"):
-        make_decode(FAMILIES["llada"], methods.fast_dllm(first_token="entry", block_length=4), gen_length=16)
+@pytest.mark.parametrize("habit", ["entry", "instead"])
+def test_first_token_habits_need_shifted_logits(habit):
+    with pytest.raises(ValueError, match=f"first_token='{habit}' is for models whose logits predict the next position"):
+        make_decode(FAMILIES["llada"], methods.fast_dllm(first_token=habit, block_length=4), gen_length=16)
+
+
+def test_rows_of_a_step_by_hand():
+    """Blocks of 4 and of 2 slots, the block's length being 4: all that predict, without the last, without the first."""
+    spec = Spec(MODEL, 2, 5, 8, 4, frozenset())
+    none, keys = jnp.zeros((2, 13), bool), jax.random.split(jax.random.key(0), 2)
+    ends = jnp.array([9, 11]), jnp.array([13, 13])
+    scope = Scope(jnp.array([1, 1]), *ends, none, none, none[:, 0], jnp.array([1, 1]), keys)
+    found = {habit: step_slots(spec, scope, habit).tolist() for habit in ("exact", "instead", "entry")}
+    assert found == {
+        "exact": [[8, 9, 10, 11, 12], [10, 11, 12, 13, 13]],
+        "instead": [[8, 9, 10, 11], [10, 11, 13, 13]],
+        "entry": [[9, 10, 11, 12], [11, 12, 13, 13]],
+    }

@@ -1,4 +1,4 @@
-"""What the compared parallel decoders must equal, the rows that they run, and tokens forced into a generation.
+"""What the compared parallel decoders must equal, and tokens forced into a generation.
 
 Everything here runs the programs of the contracts with other numbers.
 """
@@ -73,49 +73,6 @@ def test_twins_differ_as_the_table_has_them(family, name):
 def test_tokens_are_taken_back(family, name):
     """The contracts see revocations."""
     assert (decode_once(family, name, EVERYONE, RAGGED).log.token == REVOKED).any()
-
-
-def forwards_of(output, row: int):
-    """Of every forward of a row: kind, rows, and the block that its first commit is in."""
-    for forward in range(output.forwards[row]):
-        log = jax.tree.map(lambda leaf, forward=forward: leaf[row, forward], output.log)
-        places = np.flatnonzero(log.token >= 0)
-        yield int(log.kind), float(log.rows), int(places[0]) // BLOCK_LENGTH
-
-
-@EVERY_FAMILY
-def test_rows(family):
-    """The formulas of the cards, on four lengths of the canvas."""
-    shift = FAMILIES[family].shift
-    outputs = {
-        name: decode_once(family, name, EVERYONE, RAGGED) for name in ("localleap", "dimple", "wino", "freecache")
-    }
-    for row, prompt in enumerate(LENGTHS):
-        whole = prompt + GEN_LENGTH
-        for name in ("localleap", "dimple"):
-            assert {rows for _, rows, _ in forwards_of(outputs[name], row)} == {whole}
-        assert {rows for _, rows, _ in forwards_of(outputs["wino"], row)} == {whole + BLOCK_LENGTH}
-        for number, (kind, rows, block) in enumerate(forwards_of(outputs["freecache"], row)):
-            assert kind == (number == 0)
-            assert rows == (whole if number == 0 else GEN_LENGTH - block * BLOCK_LENGTH + shift)
-
-
-@EVERY_FAMILY
-def test_rows_of_dpad(family):
-    """Everything up to the block's end, and what is kept after it: without a cache in every forward."""
-    shift, kept = FAMILIES[family].shift, 3  # of a window of 7, if there are so many left
-    none, prefix = (decode_once(family, name, EVERYONE, RAGGED) for name in ("dpad", "dpad_prefix"))
-    for row, prompt in enumerate(LENGTHS):
-        seen = {}
-        for _, rows, block in forwards_of(none, row):
-            stop = prompt + (block + 1) * BLOCK_LENGTH
-            assert stop <= rows <= prompt + GEN_LENGTH
-            assert seen.setdefault(block, rows) == rows
-        for kind, rows, block in forwards_of(prefix, row):
-            tail = min(kept, GEN_LENGTH - (block + 1) * BLOCK_LENGTH)
-            stop = prompt + (block + 1) * BLOCK_LENGTH
-            assert rows == (stop + tail if kind == 1 else BLOCK_LENGTH + shift + tail)
-    assert (none.log.rows[:, 0] < np.array(LENGTHS) + GEN_LENGTH).any()
 
 
 @EVERY_FAMILY

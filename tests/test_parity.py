@@ -5,12 +5,12 @@ import functools
 import json
 import pathlib
 
-import jax
 import numpy as np
 import pytest
+from baselines import assert_logits, decode_with_logits
 
 from convert import load_hf
-from polestar_jax import make_decode, methods
+from polestar_jax import methods
 from polestar_jax.commit import Factor
 
 GOLDEN = pathlib.Path(__file__).parent / "golden"
@@ -58,18 +58,20 @@ def cases():
 def test_recorded_run(model_name, run_name):
     model, params, recorded = load_golden(model_name)
     run = recorded["runs"][run_name]
-    decode = make_decode(model, method_of(run_name, run["arguments"]), gen_length=run["arguments"]["gen_length"])
-    prompt = np.array([recorded["prompt"]])
-    state = decode.init(jax.random.split(jax.random.key(0), 1), prompt.shape[1])
-    output, _ = decode(params, state, prompt)
-    np.testing.assert_array_equal(output.tokens[0], run["output"][prompt.shape[1] :])
-    forwards = int(output.forwards[0])
-    rows = list(output.log.rows[0, :forwards])
+    method, gen_length = method_of(run_name, run["arguments"]), run["arguments"]["gen_length"]
+    prompt, expected = recorded["prompt"], np.load(GOLDEN / model_name / "arrays.npz")[f"{run_name}/last_logits"]
+    output, _, logits = decode_with_logits(model, params, prompt, method, gen_length)
+    np.testing.assert_array_equal(output.tokens[0], run["output"][len(prompt) :])
+    last = int(output.forwards[0]) - 1
+    rows = list(output.log.rows[0, : last + 1])
     if run_name.startswith(("fast_prefix", "fast_dual")):
-        rows = with_idle_forwards(rows, len(run["output"]), prompt.shape[1], run_name, run["arguments"])
+        rows = with_idle_forwards(rows, len(run["output"]), len(prompt), run_name, run["arguments"])
     assert len(rows) == run["forwards"]
     if "cfg" not in run_name:
         assert rows == run["rows_per_forward"]
+    if rows[-1] == output.log.rows[0, last]:  # else their last forward is an idle one
+        committed = len(prompt) + np.flatnonzero(output.log.token[0, last] >= 0)
+        assert_logits(expected, logits, output.log.computed[0, last], committed, model.shift)
 
 
 def with_idle_forwards(rows, length, prompt_length, run_name, arguments):

@@ -8,8 +8,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-import pytest
-from baselines import assert_as_recorded, by_forward, recording, replay
+from baselines import assert_as_recorded, by_forward, recording, replay, replays
 
 from polestar_jax import methods
 from polestar_jax.methods.sparse_dllm import PrunedCache
@@ -44,22 +43,12 @@ def dllm_cache(folder: str, name: str):
     )
 
 
-DLLM_CACHE = [
-    *(("dllm_cache", name) for name in ("one_per_step", "two_per_step", "prompt_more_often", "no_transfer")),
-    *(("d2cache_ports", name) for name in ("dllm_cache_threshold", "dllm_cache_one_per_step")),
-    *(("d2cache_dream", name) for name in ("dllm_cache_threshold", "dllm_cache_one_per_step")),
-]
-
-
-@pytest.mark.parametrize(("folder", "name"), DLLM_CACHE)
+@replays("dllm_cache/*", "d2cache_ports/dllm_cache_*", "d2cache_dream/dllm_cache_*")
 def test_dllm_cache(folder, name):
     run, start = recording(folder)["runs"][name], len(recording(folder)["prompt"])
-    output, _ = replay(folder, name, dllm_cache(folder, name))
-    assert_as_recorded(folder, name, output)
-    length = len(run["output"])
-    if all(len(rows) == run["forwards"] for rows in run["rows_per_forward_by_layer"]):
-        rows = np.mean(run["rows_per_forward_by_layer"], axis=0)
-        np.testing.assert_allclose(output.log.rows[0, : run["forwards"]], rows, rtol=1e-6)
+    replayed = replay(folder, name, dllm_cache(folder, name))
+    assert_as_recorded(folder, name, replayed)
+    output, length = replayed.output, len(run["output"])
     kinds = output.log.kind[0, : run["forwards"]]
     chosen = by_forward(run.get("refreshed_rows", []), kinds <= PROMPT) if run.get("refreshed_rows") else {}
     for forward, entries in chosen.items():
@@ -95,17 +84,16 @@ def dynamic_dllm(name: str):
     return method if cache else dataclasses.replace(method, cache=NoCache())
 
 
-@pytest.mark.parametrize("name", recording("dynamic_dllm")["runs"])
-def test_dynamic_dllm(name):
-    run, start = recording("dynamic_dllm")["runs"][name], len(recording("dynamic_dllm")["prompt"])
-    output, state = replay("dynamic_dllm", name, dynamic_dllm(name))
-    assert_as_recorded("dynamic_dllm", name, output)
+@replays("dynamic_dllm/*")
+def test_dynamic_dllm(folder, name):
+    run, start = recording(folder)["runs"][name], len(recording(folder)["prompt"])
+    replayed = replay(folder, name, dynamic_dllm(name))
+    assert_as_recorded(folder, name, replayed)
+    output, state, _ = replayed
     if "pd" in name:
         np.testing.assert_allclose(
             state.rule.threshold[0], np.broadcast_to(run["threshold_per_forward"][-1], 32), atol=1e-5
         )
-    rows = np.mean(run["rows_per_forward_by_layer"], axis=0)
-    np.testing.assert_allclose(output.log.rows[0, : run["forwards"]], rows, rtol=1e-6)
     kinds = output.log.kind[0, : run["forwards"]]
     chosen = [window + voted for window, voted in zip(run["window_rows"], run["voted_rows"], strict=True)]
     for forward, entries in by_forward(chosen, kinds <= PROMPT).items() if chosen else ():
@@ -116,9 +104,9 @@ def test_dynamic_dllm(name):
         np.testing.assert_array_equal(output.log.computed[0, forward], expected)
 
 
-@pytest.mark.parametrize("name", recording("dkv_cache")["runs"])
-def test_dkv_cache(name):
-    run = recording("dkv_cache")["runs"][name]
+@replays("dkv_cache/*")
+def test_dkv_cache(folder, name):
+    run = recording(folder)["runs"][name]
     arguments = run["arguments"]
     steps = arguments["steps"]
     method = methods.dkv_cache(
@@ -126,15 +114,14 @@ def test_dkv_cache(name):
         steps=None if steps == arguments["gen_length"] else steps,
         block_length=arguments["block_length"],
     )
-    output, _ = replay("dkv_cache", name, method)
-    assert_as_recorded("dkv_cache", name, output)
-    assert_computed(output, run, method)
+    replayed = replay(folder, name, method)
+    assert_as_recorded(folder, name, replayed)
+    assert_computed(replayed.output, run)
 
 
-def assert_computed(output, run: dict, method) -> None:
-    """Every layer computed as many rows as were fed, with the same tokens."""
-    start, forwards = len(run["output"]) - output.tokens.shape[1], run["forwards"]
-    np.testing.assert_array_equal(output.log.rows[0, :forwards], run["rows_per_forward"])
+def assert_computed(output, run: dict) -> None:
+    """Every layer computed the rows that were fed, with the same tokens."""
+    start = len(run["output"]) - output.tokens.shape[1]
     canvas = np.array(run["output"])
     canvas[start:] = 199
     for forward, fed in enumerate(run["input_of_each_forward"]):
@@ -145,10 +132,10 @@ def assert_computed(output, run: dict, method) -> None:
         canvas[committed] = np.array(run["output"])[committed]
 
 
-@pytest.mark.parametrize("name", recording("dkv_cache_greedy")["runs"])
-def test_dkv_cache_greedy(name):
+@replays("dkv_cache_greedy/*")
+def test_dkv_cache_greedy(folder, name):
     """The order was drawn by torch: it is given."""
-    run, start = recording("dkv_cache_greedy")["runs"][name], len(recording("dkv_cache_greedy")["prompt"])
+    run, start = recording(folder)["runs"][name], len(recording(folder)["prompt"])
     arguments = run["arguments"]
     steps = arguments["steps"]
     method = methods.dkv_cache_greedy(
@@ -159,9 +146,9 @@ def test_dkv_cache_greedy(name):
     )
     order = np.concatenate(run["committed_per_forward"])[None].astype(np.int32) - start
     method = dataclasses.replace(method, schedule=dataclasses.replace(method.schedule, order=jnp.asarray(order)))
-    output, _ = replay("dkv_cache_greedy", name, method)
-    assert_as_recorded("dkv_cache_greedy", name, output)
-    assert_computed(output, run, method)
+    replayed = replay(folder, name, method)
+    assert_as_recorded(folder, name, replayed)
+    assert_computed(replayed.output, run)
 
 
 @pytree
@@ -176,9 +163,9 @@ class TiesAsRecorded(PrunedCache):
         return order[None, : int(self.keep_ratio * importance.shape[1])].astype(jnp.int32)
 
 
-@pytest.mark.parametrize("name", recording("sparse_dllm")["runs"])
-def test_sparse_dllm(name):
-    run, start = recording("sparse_dllm")["runs"][name], len(recording("sparse_dllm")["prompt"])
+@replays("sparse_dllm/*")
+def test_sparse_dllm(folder, name):
+    run, start = recording(folder)["runs"][name], len(recording(folder)["prompt"])
     arguments, cache = run["arguments"], run["cache_arguments"]
     steps, size = arguments["steps"], arguments["block_length"]
     method = methods.sparse_dllm(
@@ -193,9 +180,8 @@ def test_sparse_dllm(name):
     if method.cache.kernel > 1:
         policy = TiesAsRecorded(cache["keep_ratio"], method.cache.kernel, recorded=jnp.asarray(kept))
         method = dataclasses.replace(method, cache=policy)
-    output, state = replay("sparse_dllm", name, method)
-    assert_as_recorded("sparse_dllm", name, output)
-    np.testing.assert_array_equal(output.log.rows[0, : run["forwards"]], run["rows_per_forward"])
+    replayed = replay(folder, name, method)
+    assert_as_recorded(folder, name, replayed)
     for layer in range(4):
-        slot = np.asarray(state.cache[layer].slot[0])
+        slot = np.asarray(replayed.state.cache[layer].slot[0])
         assert sorted(slot[slot < len(run["output"])]) == list(np.nonzero(kept[-1, layer])[0])

@@ -3,8 +3,7 @@
 import dataclasses
 
 import numpy as np
-import pytest
-from baselines import assert_as_recorded, recording, replay
+from baselines import assert_as_recorded, recording, replay, replays
 
 from polestar_jax import methods
 from polestar_jax.certainty import CertaintyPrior
@@ -16,12 +15,10 @@ VARIANTS = {
     "d2_repaired": {"first_confidence": 0, "narrowed_block": 1},
     "d2_repaired_mask_copied": {"first_confidence": 0, "narrowed_block": 0},
 }
-RULES = ("one_per_step", "threshold", "factor")
-FOLDERS = ("d2cache", "d2cache_dream")
 
 
-def method_of(run: dict, variant: str):
-    arguments = run["arguments"]
+def method_of(run: dict, name: str):
+    arguments, variant = run["arguments"], max((each for each in VARIANTS if name.startswith(each)), key=len)
     method = methods.d2cache(
         "release",
         prior=arguments["sigma"],
@@ -34,41 +31,33 @@ def method_of(run: dict, variant: str):
     return dataclasses.replace(method, cache=dataclasses.replace(method.cache, **VARIANTS[variant]))
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("folder", FOLDERS)
-def test_recorded_run(folder, rule, variant):
-    name = f"{variant}_{rule}"
+@replays("d2cache/*", "d2cache_dream/d2_*")
+def test_recorded_run(folder, name):
     run = recording(folder)["runs"][name]
-    output, _ = replay(folder, name, method_of(run, variant))
-    assert_as_recorded(folder, name, output)
-    computed = output.log.computed[0, : run["forwards"]]
-    assert [int(rows) for rows in output.log.rows[0, : run["forwards"]]] == run["rows_per_forward"]
+    replayed = replay(folder, name, method_of(run, name))
+    assert_as_recorded(folder, name, replayed)
+    computed = replayed.output.log.computed[0, : run["forwards"]]
     for now, rows in zip(computed[1:], run["rows_of_next_forward"][:-1], strict=True):
         assert np.flatnonzero(now).tolist() == rows
 
 
-PORTS = {
-    "nocache_one_per_step": lambda size, sigma, threshold: dataclasses.replace(
-        methods.vanilla(block_length=size), rule=CertaintyPrior(Quota(), sigma)
-    ),
-    "prefix_threshold": lambda size, sigma, threshold: methods.fast_dllm(
-        cache="prefix", threshold=threshold, block_length=size
-    ),
-    "dual_threshold": lambda size, sigma, threshold: methods.fast_dllm(threshold=threshold, block_length=size),
-}
+FRAME = ("d2cache_ports", "d2cache_dream")
 
 
-# Its prefix and dual caches on Dream leave out the block's last row, which predicts none of it.
-RECORDED_PORTS = [("d2cache_ports", name) for name in PORTS] + [("d2cache_dream", "nocache_one_per_step")]
+def port_of(folder: str, name: str):
+    """The same frame without d2Cache: the certainty prior, or Fast-dLLM's caches."""
+    arguments = recording(folder)["runs"][name]["arguments"]
+    size = arguments["block_length"]
+    if name == "nocache_one_per_step":
+        return dataclasses.replace(methods.vanilla(block_length=size), rule=CertaintyPrior(Quota(), arguments["sigma"]))
+    return methods.fast_dllm(
+        cache=name.split("_")[0],
+        threshold=arguments["threshold"],
+        first_token="instead" if folder == "d2cache_dream" else "exact",
+        block_length=size,
+    )
 
 
-@pytest.mark.parametrize(("folder", "name"), RECORDED_PORTS)
+@replays(*(f"{folder}/{name}_*" for folder in FRAME for name in ("nocache_one", "prefix", "dual")))
 def test_recorded_port(folder, name):
-    """The same decodes without d2Cache, in its authors' frame: the certainty prior, Fast-dLLM's caches."""
-    run = recording(folder)["runs"][name]
-    arguments = run["arguments"]
-    method = PORTS[name](arguments["block_length"], arguments.get("sigma"), arguments.get("threshold"))
-    output, _ = replay(folder, name, method)
-    assert_as_recorded(folder, name, output)
-    assert [int(rows) for rows in output.log.rows[0, : run["forwards"]]] == run["rows_per_forward"]
+    assert_as_recorded(folder, name, replay(folder, name, port_of(folder, name)))

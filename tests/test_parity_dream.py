@@ -1,11 +1,11 @@
 """Recorded runs of Dream's and Fast-dLLM's torch programs on Dream, token by token, forward by forward (contract 6)."""
 
-import jax
 import numpy as np
 import pytest
-from test_parity import load_golden
+from baselines import assert_logits, decode_with_logits
+from test_parity import GOLDEN, load_golden
 
-from polestar_jax import make_decode, methods
+from polestar_jax import methods
 from polestar_jax.types import NOTHING
 
 MODELS = ("dream_gqa", "dream_long")
@@ -32,16 +32,19 @@ def cases():
 @pytest.mark.parametrize(("model_name", "run_name"), list(cases()))
 def test_recorded_run(model_name, run_name):
     model, params, recorded = load_golden(model_name)
-    run, prompt = recorded["runs"][run_name], np.array([recorded["prompt"]])
+    run, prompt = recorded["runs"][run_name], recorded["prompt"]
     gen_length = run["arguments"]["max_new_tokens"]
-    decode = make_decode(model, method_of(run_name, run["arguments"]), gen_length=gen_length)
-    output, _ = decode(params, decode.init(jax.random.split(jax.random.key(0), 1), prompt.shape[1]), prompt)
-    np.testing.assert_array_equal(output.tokens[0], run["output"][prompt.shape[1] :])
+    method = method_of(run_name, run["arguments"])
+    output, _, logits = decode_with_logits(model, params, prompt, method, gen_length)
+    np.testing.assert_array_equal(output.tokens[0], run["output"][len(prompt) :])
     forwards = int(output.forwards[0])
     assert forwards == run["forwards"]
     np.testing.assert_array_equal(output.log.rows[0, :forwards], run["rows_per_forward"])
-    canvas = np.concatenate([prompt[0], np.full(gen_length, model.config.mask_id)])
+    canvas = np.concatenate([prompt, np.full(gen_length, model.config.mask_id)])
     for forward, fed in enumerate(run["input_of_each_forward"]):
         np.testing.assert_array_equal(canvas[output.log.computed[0, forward] > 0], fed)
-        token = np.concatenate([np.full(prompt.shape[1], NOTHING), output.log.token[0, forward]])
+        token = np.concatenate([np.full(len(prompt), NOTHING), output.log.token[0, forward]])
         canvas = np.where(token == NOTHING, canvas, token)
+    committed = len(prompt) + np.flatnonzero(output.log.token[0, forwards - 1] >= 0)
+    expected = np.load(GOLDEN / model_name / "arrays.npz")[f"{run_name}/last_logits"]
+    assert_logits(expected, logits, output.log.computed[0, forwards - 1], committed, model.shift)

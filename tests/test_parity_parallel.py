@@ -6,85 +6,26 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from baselines import arrays, model_of, recording
+from baselines import arrays, assert_as_recorded, matching, model_of, recording, replay, replays
 
 from polestar_jax import Prompt, make_decode, methods
 from polestar_jax.composition import combine
 from polestar_jax.prompts import new_canvas
 from polestar_jax.schedule import SemiAutoregressive
 from polestar_jax.shadow import shadowed_outputs
-from polestar_jax.types import NOTHING, REVOKED
 
 
-def runs_of(*folders: str, only: str = ""):
-    cases = [(folder, name) for folder in folders for name in recording(folder)["runs"] if only in name]
-    return pytest.mark.parametrize(("folder", "name"), cases)
-
-
-def decode_run(folder: str, name: str, method, forced: dict[str, int] | None = None):
-    """Decodes the prompt of a recorded run; the output in NumPy."""
-    model, params = model_of(folder)
-    run = recording(folder)["runs"][name]
-    gen_length = run["arguments"]["gen_length"]
-    config = dataclasses.replace(model.config, eos_id=run.get("eos_id", model.config.eos_id))
-    model = dataclasses.replace(model, config=config)
-    tokens = jnp.array([recording(folder)["prompt"]])
-    prompt = Prompt(tokens, jnp.ones(tokens.shape, bool))
-    if forced is not None:
-        given = np.full((1, gen_length), NOTHING)
-        for place, token in forced.items():
-            given[0, int(place)] = token
-        prompt = dataclasses.replace(prompt, forced=jnp.asarray(given))
-    decode = make_decode(model, method, gen_length=gen_length)
-    output, _ = decode(params, decode.init(jax.random.split(jax.random.key(0), 1), tokens.shape[1]), prompt)
-    return jax.tree.map(np.asarray, output)
-
-
-def positions(folder: str, planes) -> list[list[int]]:
-    """Canvas positions of the true entries of every plane `[G]`."""
-    start = len(recording(folder)["prompt"])
-    return [[int(i) for i in start + np.flatnonzero(plane)] for plane in planes]
-
-
-def without_idle_end(run: dict) -> int:
-    """Forwards of a recorded run without those at its end that had nothing left to do; ours stops before them."""
-    committed = run["committed_per_forward"]
-    return max(forward + 1 for forward, places in enumerate(committed) if places)
-
-
-def check_run(folder: str, name: str, output, filled_at_the_end: int = 0) -> None:
-    """Output, forwards, rows, and what each forward committed and took back."""
-    run, start = recording(folder)["runs"][name], len(recording(folder)["prompt"])
-    forwards = without_idle_end(run)
-    np.testing.assert_array_equal(output.tokens[0], run["output"][start:])
-    assert output.filled.all()
-    assert output.forwards[0] == forwards
-    np.testing.assert_allclose(output.log.rows[0, :forwards], run["rows_per_forward"][:forwards])
-    token = output.log.token[0, :forwards]
-    committed = positions(folder, token >= 0)
-    if filled_at_the_end:
-        end = len(run["output"])
-        assert committed[-1][-filled_at_the_end:] == list(range(end - filled_at_the_end, end))
-        committed[-1] = committed[-1][:-filled_at_the_end]
-    assert committed == [sorted(places) for places in run["committed_per_forward"][:forwards]]
-    revoked = run.get("revoked_per_forward", run.get("remasked_per_forward"))
-    if revoked is not None:
-        assert positions(folder, token == REVOKED) == [sorted(places) for places in revoked[:forwards]]
-    else:
-        assert not (token == REVOKED).any()
-
-
-@runs_of("hierarchy")
+@replays("hierarchy/*")
 def test_hierarchy(folder, name):
     given = recording(folder)["runs"][name]["arguments"]
     fields = {
         key: given[key] for key in ("block_length", "threshold", "low_threshold", "remask_threshold") if key in given
     }
     method = methods.hierarchy("release" if name.startswith("decoder") else "paper", **fields)
-    check_run(folder, name, decode_run(folder, name, method))
+    assert_as_recorded(folder, name, replay(folder, name, method))
 
 
-@runs_of("prophet")
+@replays("prophet/*")
 def test_prophet(folder, name):
     run = recording(folder)["runs"][name]
     given, start = run["arguments"], len(recording(folder)["prompt"])
@@ -94,10 +35,10 @@ def test_prophet(folder, name):
         block_length=given["block_length"],
         **given["early_exit_thresholds"],
     )
-    check_run(folder, name, decode_run(folder, name, method, given["constraints"]))
+    assert_as_recorded(folder, name, replay(folder, name, method, given["constraints"]))
 
 
-@runs_of("slowfast")
+@replays("slowfast/*")
 def test_slowfast(folder, name):
     given = recording(folder)["runs"][name]["arguments"]
     method = methods.slowfast(
@@ -109,17 +50,17 @@ def test_slowfast(folder, name):
         deviation=given.get("cycle_length_stability_std_dev_threshold", 1.0),
         block_length=given["block_length"],
     )
-    check_run(folder, name, decode_run(folder, name, method))
+    assert_as_recorded(folder, name, replay(folder, name, method))
 
 
-@runs_of("wino")
+@replays("wino/*")
 def test_wino(folder, name):
     given = recording(folder)["runs"][name]["arguments"]
     fields = {key: given[key] for key in ("block_length", "threshold", "threshold_back")}
-    check_run(folder, name, decode_run(folder, name, methods.wino(**fields)))
+    assert_as_recorded(folder, name, replay(folder, name, methods.wino(**fields)))
 
 
-@runs_of("d2cache_ports", only="wino_mask_copied")
+@replays("d2cache_ports/wino_*")
 def test_wino_of_d2cache(folder, name):
     """`wino_released` is the same with a fault: its block shrinks to what was masked, and masks are left."""
     given = recording(folder)["runs"][name]["arguments"]
@@ -129,10 +70,10 @@ def test_wino_of_d2cache(folder, name):
         bound="now",
         block_length=given["block_length"],
     )
-    check_run(folder, name, decode_run(folder, name, method))
+    assert_as_recorded(folder, name, replay(folder, name, method))
 
 
-@runs_of("wino")
+@pytest.mark.parametrize(("folder", "name"), matching("wino/*"))
 def test_logits_of_the_shadow(folder, name):
     """The last forward's logits, of the canvas and of the shadow."""
     run = recording(folder)["runs"][name]
@@ -152,7 +93,7 @@ def test_logits_of_the_shadow(folder, name):
     np.testing.assert_allclose(model.logits(params, hidden)[0], expected, atol=2e-4)
 
 
-@runs_of("dpad")
+@replays("dpad/*")
 def test_dpad(folder, name):
     run = recording(folder)["runs"][name]
     given, start = run["arguments"], len(recording(folder)["prompt"])
@@ -167,11 +108,10 @@ def test_dpad(folder, name):
     for block, places in enumerate(run["kept_suffix_positions_per_block"]):
         kept[0, block, np.array(places, int) - start] = True
     method = dataclasses.replace(method, schedule=dataclasses.replace(method.schedule, kept=jnp.asarray(kept)))
-    output = decode_run(folder, name, method)
-    check_run(folder, name, output, run["filled_with_eos_at_the_end"])
+    assert_as_recorded(folder, name, replay(folder, name, method))
 
 
-@runs_of("d2cache_ports", only="klass_d2")
+@replays("d2cache_ports/klass_d2")
 def test_klass_over_d2cache(folder, name):
     """A rule of one program over the cache of another, as d2Cache's own ports ran it."""
     run = recording(folder)["runs"][name]
@@ -180,4 +120,4 @@ def test_klass_over_d2cache(folder, name):
     size = given["block_length"]
     klass = methods.klass("d2cache", tau_c=given["threshold"], eps_kl=given["kl_threshold"], block_length=size)
     method = combine(methods.d2cache("release", block_length=size, **fields), klass)
-    check_run(folder, name, decode_run(folder, name, method))
+    assert_as_recorded(folder, name, replay(folder, name, method))

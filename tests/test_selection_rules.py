@@ -413,6 +413,7 @@ def test_what_does_not_fit_is_refused(method, message):
         (lambda: methods.dawn(tau_hi=1.0), "dawn has no field tau_hi; it has anchors"),
         (lambda: methods.adablock("llava"), "preset='llava' must be one of llada, dream"),
         (lambda: methods.adablock(first_token="entry"), "first_token='entry' is a habit of cached forwards"),
+        (lambda: methods.adablock(first_token="instead"), "first_token='instead' is a habit of cached forwards"),
     ],
 )
 def test_unknown_words_are_refused(call, message):

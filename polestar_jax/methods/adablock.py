@@ -20,7 +20,7 @@ CARD = Card(
     rows={
         "full": "N",
         "entry": "N",
-        "step": "stop - start (dual), N - start (prefix); one more where logits are shifted",
+        "step": "stop - start (dual), N - start (prefix); one more where logits are shifted and `first_token` is exact",
     },
     extra="the rows that are run are those of the largest block, max(S, G / 4)",
     twin="`delimiter_threshold=inf` is `parallel`, or `fast_dllm` with the same cache",
@@ -64,10 +64,10 @@ def adablock(
       block_length: B_0, the length of a block without a delimiter.
 
     Raises:
-      ValueError: naming an unknown preset; or if `first_token` is "entry" without a cache.
+      ValueError: naming an unknown preset; or if `first_token` is not "exact" without a cache.
     """
-    if first_token == "entry" and cache == "none":
-        raise ValueError("first_token='entry' is a habit of cached forwards; without a cache leave it 'exact'")
+    if first_token != "exact" and cache == "none":
+        raise ValueError(f"first_token={first_token!r} is a habit of cached forwards; without a cache leave it 'exact'")
     if preset not in PRESETS:
         raise ValueError(f"preset={preset!r} must be one of {', '.join(PRESETS)}")
     given = {"delimiter_threshold": delimiter_threshold, "delimiters": delimiters}

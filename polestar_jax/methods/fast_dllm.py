@@ -15,7 +15,10 @@ CARD = Card(
     refreshes="everything, at every block entry",
     commits="confidence at least `threshold`, and the most confident; or the factor rule; or a fixed number",
     state="keys and values",
-    rows={"entry": "N", "step": "S (dual), N - start (prefix); one more where logits are shifted"},
+    rows={
+        "entry": "N",
+        "step": "S (dual), N - start (prefix); one more where logits are shifted and `first_token` is exact",
+    },
     extra="none",
     twin="`dual` is what Polestar without refreshes equals",
 )
@@ -39,7 +42,8 @@ def fast_dllm(
       steps: LLaDA's fixed schedule with this many forwards instead.
       guidance: scale of classifier-free guidance, or None.
       first_token: of models with shifted logits only: "entry" is the original's habit on Dream, to commit a block's
-        first position, and nothing else, at the block's entry; `steps` is then Dream's schedule, by entropy.
+        first position, and nothing else, at the block's entry; `steps` is then Dream's schedule, by entropy. "instead"
+        is that of d2Cache's frame, to run the row before the block instead of the block's last.
       block_length: S.
     """
     if steps is not None and (threshold is not None or factor is not None):

@@ -1,11 +1,13 @@
 """Sparse-dLLM (arXiv 2508.02558): keys and values outside the block are kept where the block's queries point to."""
 
+from typing import Literal, get_args
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from polestar_jax.attention import attend, project_rows
-from polestar_jax.block_cache import FirstToken, first_token_problems, step_slots
+from polestar_jax.block_cache import first_token_problems, step_slots
 from polestar_jax.card import Card
 from polestar_jax.commit import FirstTokenAtEntry, quota_or_confidence
 from polestar_jax.head import Greedy
@@ -42,10 +44,14 @@ CARD = Card(
     refreshes="everything, in a block's first two forwards; the second one chooses what to keep",
     commits="a fixed number per forward, as LLaDA; or `threshold` or `factor`",
     state="keys and values of int(keep_ratio (N - S)) positions per layer",
-    rows={"step": "S, one more where logits are shifted", "whole": "N"},
+    rows={"step": "S, one more where logits are shifted and `first_token` is exact", "whole": "N"},
     extra="a whole forward multiplies a mean query with all keys, in each layer",
     twin="keep_ratio 1: Fast-dLLM's dual cache, entered in the first two forwards of every block",
 )
+
+
+FirstToken = Literal["exact", "entry"]
+"""As in `block_cache`, without "instead": a row of the block that no step runs would be one to keep or drop."""
 
 
 @pytree
@@ -91,7 +97,7 @@ class PrunedCache(Policy):
     first_token: FirstToken = static(default="exact")
 
     def problems(self, spec: Spec) -> list[str]:
-        found = first_token_problems(spec, self.first_token)
+        found = first_token_problems(spec, self.first_token, get_args(FirstToken))
         if not 0 <= self.keep_ratio <= 1:
             found.append(f"keep_ratio={self.keep_ratio} must be between 0 and 1")
         if self.kernel < 1 or self.kernel % 2 == 0:
