@@ -33,7 +33,7 @@ SWEEPS: dict[str, tuple[Callable[[float], Method], float, tuple[float, ...]]] = 
     ),
     "dynamic_dllm": (
         lambda value: methods.dynamic_dllm(budget_scale=value, budget=6, window=6, **COMMON),
-        200.0,
+        10.0,
         (0.0, 1.0, 10.0, 50.0, 200.0, 1000.0),
     ),
 }

@@ -27,7 +27,7 @@ ELSEWHERE = {
     "entropy_cache": "test_entropy_cache.py::test_rows_follow_the_formula",
 }
 TABLE = (GEN_LENGTH, BLOCK_LENGTH)
-SHAPES = [*((family, TABLE) for family in FAMILIES), ("llada", (32, 8)), ("llada", (16, 8))]
+SHAPES = [*((family, TABLE) for family in FAMILIES), ("llada", (32, 8)), ("llada", (24, 6))]
 """Families with G and S. Both have the table's, whose programs the contracts share; one of them the others."""
 
 

@@ -248,8 +248,9 @@ def dynamic_dllm(
       preset: "paper", or "release", in which all layers get the same budget.
       prompt_interval, response_interval: forwards between refreshes; the script never refreshes, the demo has 100 / 7.
       budget, window: rows per layer and forward.
-      budget_scale: 200 unless given: no source says what the paper uses. The released code multiplies by 1e-8, which
-        makes it useless, and by 200 in a function that nothing calls.
+      budget_scale: 10 unless given, the largest that costs no accuracy in our sweep (docs/methods.md): no source says
+        what the paper uses. The released code multiplies by 1e-8, which makes it useless, and by 200 in a function that
+        nothing calls.
       capacity: the most rows that a layer may get.
       select_from: what rows are compared by, "values" or "inputs".
       as_released: see `WindowBudgetCache`.
@@ -265,7 +266,7 @@ def dynamic_dllm(
     if dynamics is not None and (steps, threshold, factor) != (None, None, None):
         raise ValueError(f"dynamics={dynamics!r} excludes steps, threshold and factor; give one")
     given = {"budget_scale": budget_scale, "as_released": as_released}
-    chosen = {"budget_scale": 200.0, "as_released": False} | PRESETS[preset]
+    chosen = {"budget_scale": 10.0, "as_released": False} | PRESETS[preset]
     chosen |= {name: value for name, value in given.items() if value is not None}
     adaptive = None if dynamics is None else PredictionDynamics(start, alpha, beta, dynamics)
     return Method(
