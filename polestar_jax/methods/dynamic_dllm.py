@@ -248,7 +248,7 @@ def dynamic_dllm(
       preset: "paper", or "release", in which all layers get the same budget.
       prompt_interval, response_interval: forwards between refreshes; the script never refreshes, the demo has 100 / 7.
       budget, window: rows per layer and forward.
-      budget_scale: 10 unless given, the largest that costs no accuracy in our sweep (docs/methods.md): no source says
+      budget_scale: 10 unless given, the largest that cost no accuracy in our sweep (docs/methods.md): no source says
         what the paper uses. The released code multiplies by 1e-8, which makes it useless, and by 200 in a function that
         nothing calls.
       capacity: the most rows that a layer may get.
