@@ -3,7 +3,8 @@
 #   make test      the test suite (ARGS="tests/test_model.py -k padding" for a part of it)
 #   make test-all  the test suite with the slow variants
 #   make lint      ruff and pyright
-#   make aot       compile every kernel for A100, L4 and H100, without a GPU (needs 6 GB of CUDA wheels)
+#   make aot       compile every kernel for A100, L4 and H100, and a whole LLaDA-8B decode for H200, without a GPU
+#                  (needs 6 GB of CUDA wheels)
 #   make clean     remove the environments and every cache
 
 UV := .bootstrap/bin/uv
@@ -30,8 +31,10 @@ lint: $(UV)
 	$(RUN) pyright
 
 # In an environment of its own: the CUDA wheels are not needed for anything else here.
+aot: export UV_PROJECT_ENVIRONMENT = .venv-cuda
 aot: $(UV)
-	UV_PROJECT_ENVIRONMENT=.venv-cuda $(RUN) --extra cuda13 python benchmarks/aot_kernels.py $(ARGS)
+	$(RUN) --extra cuda13 python benchmarks/aot_kernels.py $(ARGS)
+	$(RUN) --extra cuda13 polestar plan --model llada-8b --gpu h200
 
 clean:
 	rm -rf .bootstrap .venv .venv-cuda .cache .pytest_cache .ruff_cache .hypothesis
