@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import operator
 from typing import TYPE_CHECKING
 
 import jax
@@ -84,15 +83,16 @@ def _enter(
     stacked = jnp.stack(inputs)
     clusters = _cluster(policy, spec, scope, stacked, region)
     anchors = clusters.centroids if policy.anchored else None
-    codes = policy.coder(spec)(stacked, anchors, clusters.labels)
-    references = []
+    code, codes, references = policy.coder(spec), [], []
     for layer in range(spec.model.config.layers):
+        anchor = None if anchors is None else anchors[layer]
+        codes.append(code(stacked[layer], anchor, clusters.labels[layer]))
         proxies, _, _ = spec.model.project(params, layer, clusters.centroids[layer].astype(stacked.dtype))
         old = cache.windows.layer(layer).reference
         references.append(proxy_drift(policy, spec, proxies, cache.keys[layer], canvas, scope, old)[1])
     layers = lambda leaf: leaf.swapaxes(0, 1)
     windows = Windows(
-        codes=tuple(jax.tree.map(operator.itemgetter(layer), codes) for layer in range(len(references))),
+        codes=tuple(codes),
         scores=tuple(reference.scores for reference in references),
         anchors=layers(anchors) if policy.anchored else None,
         centroids=layers(clusters.centroids),
