@@ -192,4 +192,6 @@ def run(spec: Spec, method: Method, params, state: DecodeState, prompt: Prompt) 
         lambda state: step(spec, method, params, state)[0],
         start(spec, method, state, prompt),
     )
+    # Pinned inside the loop, small leaves may still leave it in the layout of what they are computed from.
+    state = pin_rows(spec, state)
     return output_of(spec, state), state
