@@ -12,15 +12,12 @@ import argparse
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
-
-import jax
-import numpy as np
 
 from models.embedded import checkpoint, tasks
-from polestar_jax import load, make_decode, methods, pad_prompts
+from polestar_jax import load, methods
 from polestar_jax.environment import describe_environment, format_environment
-from polestar_jax.metrics import before_eos, binomial_error, concatenate, measure, paired_difference, summarize
+from polestar_jax.evaluation.measure_points import measure_method
+from polestar_jax.metrics import paired_difference
 from polestar_jax.types import Method
 
 COMMON = {"threshold": 0.9, "block_length": checkpoint.BLOCK}
@@ -40,40 +37,21 @@ SWEEPS: dict[str, tuple[Callable[[float], Method], float, tuple[float, ...]]] = 
 """By method: the method of a value, the default and all values of its constant."""
 
 
-def measure_method(method: Method, model, params, tokenizer, items, batch: int) -> dict[str, Any]:
-    """Accuracy and counts of a method on `items`, decoded `batch` at a time."""
-    decode = make_decode(model, method, gen_length=tasks.ANSWER_LENGTH)
-    counts, right = [], []
-    for first in range(0, len(items), batch):
-        part = items[first : first + batch]
-        prompts = pad_prompts([tokenizer.encode(item.prompt) for item in part], tasks.PROMPT_LENGTH)
-        state = decode.init(jax.random.split(jax.random.key(first), len(part)), tasks.PROMPT_LENGTH)
-        output = jax.device_get(decode(params, state, prompts)[0])
-        counts.append(measure(output, eos_id=model.config.eos_id, kinds=decode.kinds))
-        for item, tokens in zip(part, output.tokens, strict=True):
-            text = tokenizer.decode(before_eos(tokens, model.config.eos_id).tolist(), skip_special_tokens=False)
-            right.append(tasks.is_correct(item, text))
-    accuracy = float(np.mean(right))
-    error = binomial_error(accuracy, len(items))
-    return {"accuracy": accuracy, "error": error, "right": right} | summarize(concatenate(counts))
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"{', '.join(SWEEPS)}; all unless given")
     parser.add_argument("--model", default="polestar-tiny")
     parser.add_argument("--items", type=int, default=64)
-    parser.add_argument("--batch", type=int, default=32, help="items must be a multiple of it")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    if arguments.items < 1 or arguments.items % arguments.batch:
-        parser.error(f"--items {arguments.items} must be a multiple of --batch {arguments.batch}")
+    if arguments.items < 1:
+        parser.error(f"--items {arguments.items} must be at least 1")
     if unknown := set(arguments.names) - SWEEPS.keys():
         parser.error(f"unknown {', '.join(sorted(unknown))}; there are {', '.join(SWEEPS)}")
-    model, params, tokenizer = load(arguments.model)
+    checkpoint = load(arguments.model)
     items = tasks.make_items("heldout", arguments.items, arguments.seed)
-    environment = describe_environment(dtype=model.config.dtype)
+    environment = describe_environment(dtype=checkpoint[0].config.dtype)
     print(format_environment(environment))
     print(f"{arguments.model}, {arguments.items} held-out items, seed {arguments.seed}")
     print(
@@ -82,16 +60,17 @@ def main() -> None:
     rows = []
     for name in arguments.names or SWEEPS:
         make, default, values = SWEEPS[name]
-        run = lambda value, make=make: measure_method(make(value), model, params, tokenizer, items, arguments.batch)
-        found = {value: run(value) for value in values}
+        settings = (items, tasks.ANSWER_LENGTH, arguments.seed)
+        found = {value: measure_method(*checkpoint, make(value), *settings) for value in values}
         for value in values:
             row = found[value]
-            difference, error = paired_difference(row["right"], found[default]["right"])
+            difference, error = paired_difference(row["correct"], found[default]["correct"])
             rows.append({"sweep": name, "value": str(value), "difference": difference, "paired_error": error} | row)
             kinds = ", ".join(f"{kind} {count:.1f}" for kind, count in row["kinds"].items())
+            right = f"{row['accuracy']:>6.1%} ±{row['accuracy_error']:.1%}"
             print(
-                f"{name:<14} {value:>8g} {row['accuracy']:>6.1%} ±{row['error']:.1%} {difference:>+7.1%} ±{error:.1%}"
-                f" {row['tpf']:>6.2f} {row['rows']:>6.1f} {row['forwards']:>9.1f}  {kinds}",
+                f"{name:<14} {value:>8g} {right} {difference:>+7.1%} ±{error:.1%}"
+                f" {row['tpf']:>6.2f} {row['rows_per_forward']:>6.1f} {row['forwards']:>9.1f}  {kinds}",
                 flush=True,
             )
     if arguments.json is not None:

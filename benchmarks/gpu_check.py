@@ -19,12 +19,11 @@ import traceback
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from gpu_report import print_report
+
+from convert.aside import write_json
+
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
-
-from gpu_report import print_report  # noqa: E402
-from gpu_timing import write_json  # noqa: E402
-
 UNTUNED = "--xla_gpu_autotune_level=0"
 HIDING = "--xla_gpu_enable_latency_hiding_scheduler=true"
 # Parts have most products in common: what XLA found out about them is kept for the next part, and the next run.

@@ -1,23 +1,13 @@
 """What the parts of `gpu_check.py` share: saving, and timing."""
 
-import json
-import os
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import jax
 
 Save = Callable[[dict[str, Any]], None]
 """Keeps a part's results so far, so that nothing is lost when it is stopped or crashes."""
-
-
-def write_json(path: Path, content: Any) -> None:
-    """Whole or not at all: a reader never sees half of it."""
-    fresh = path.with_name(path.name + ".new")
-    fresh.write_text(json.dumps(content, indent=1) + "\n")
-    os.replace(fresh, path)
 
 
 def timed(run: Callable[..., Any], *arguments: Any, repeat: int, warm: bool = True) -> list[float]:

@@ -53,6 +53,7 @@ def measure_method(
         "rows_per_forward": float(metrics.rows.sum()) / forwards,
         "rows": float(metrics.rows.sum()) / len(items),
         "refreshes": float(metrics.refreshes.sum()) / len(items),
+        "kinds": {name: float(count.mean()) for name, count in metrics.kinds.items()},
         "commits": {name: float(count.mean()) for name, count in metrics.commits.items()},
         "correct": [bool(each) for each in correct],
     }
