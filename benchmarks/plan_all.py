@@ -143,10 +143,10 @@ def make_table(records: list[dict[str, Any]]) -> str:
         "Planned by the compiler on a machine without a GPU; no time here was measured. In all: weights, state (KV"
         " cache, window, log, prompt), temporaries, and outputs that reuse no argument. On the host: as compiled / of"
         " the state, by shapes. Kernels per layer: device operations of one forward, its longest path, LM head and"
-        " bookkeeping included, over the number of layers. Least work: every weight read once, the cache read or"
-        " written once, what else a policy keeps read and written once; ms: the larger of bytes over bandwidth and"
-        " operations over the tensor cores' rate (A100 80GB SXM 2.04 TB/s and 312 TFLOP/s, H100 SXM 3.35 and 989, H200"
-        " 4.8 and 989: NVIDIA's data sheets).",
+        " bookkeeping included, over the number of layers; + copies to and from host memory, which the copy engines do."
+        " Least work: every weight read once, the cache read or written once, what else a policy keeps read and written"
+        " once; ms: the larger of bytes over bandwidth and operations over the tensor cores' rate (A100 80GB SXM 2.04"
+        " TB/s and 312 TFLOP/s, H100 SXM 3.35 and 989, H200 4.8 and 989: NVIDIA's data sheets).",
         "",
         PAPER,
         "",
@@ -173,7 +173,9 @@ def _row(record: dict[str, Any], columns: int) -> str:
     cells += [f"{plan[name] / 1e9:.2f}" for name in ("weights", "state", "temporaries")]
     cells += [f"**{plan['total'] / 1e9:.2f}**", f"{plan['host'] / 1e6:.1f} / {record['state_on_host'] / 1e6:.1f}"]
     each = lambda text: "<br>".join(text(kind) for kind in plan["kernels"])
-    cells.append(each(lambda kind: f"{kind} {plan['kernels'][kind] / plan['layers']:.1f}"))
+    per_layer = lambda count: f"{count / plan['layers']:.1f}"
+    copies = lambda kind: f" + {per_layer(plan['transfers'][kind])}" if plan["transfers"][kind] else ""
+    cells.append(each(lambda kind: f"{kind} {per_layer(plan['kernels'][kind])}{copies(kind)}"))
     cells.append(each(lambda kind: f"{kind} {least[kind]['bytes'] / 1e9:.2f}"))
     cells.append(each(lambda kind: f"{least[kind]['operations'] / 1e12:.2f}"))
     cells.append(each(lambda kind: f"{1e3 * least[kind]['seconds']:.2f}"))

@@ -12,6 +12,9 @@ import jax
 import jax.numpy as jnp
 
 NEGATIVE = -1e30  # the score of a masked key; finite, so that a row without any key gives numbers instead of NaN
+MOST_PARTS = 24
+"""Of the keys: XLA merges them in the operation that reads them, unless they are too many."""
+
 _ALIGN = 8
 
 
@@ -53,7 +56,7 @@ def mean_drift(expected: jax.Array, log_sum: jax.Array, old_log_sum: jax.Array) 
 
 def split_keys(tiles: int, wanted: int) -> tuple[int, int]:
     """In how many parts to take the keys, at most `wanted`, and how many of their `tiles` go in each."""
-    steps = -(-tiles // min(tiles, max(1, wanted)))
+    steps = -(-tiles // min(tiles, max(1, wanted), MOST_PARTS))
     return -(-tiles // steps), steps
 
 

@@ -10,7 +10,7 @@ from pallas_kernels.simulation import run_triton, simulating
 
 def launch_triton(
     kernel: Any,
-    *arrays: jax.Array,
+    *arrays: jax.Array | jax.Ref,
     out_type: Any,
     grid: tuple[int, ...],
     num_warps: int = 4,
@@ -21,7 +21,7 @@ def launch_triton(
 
     Args:
       kernel: takes pointers to the inputs, then to the outputs, then compile-time constants by keyword.
-      arrays: inputs.
+      arrays: inputs; the kernel may write into those that are references (`jax.new_ref`).
       out_type: jax.ShapeDtypeStruct of each output.
       grid: programs, up to three axes.
       num_warps, num_stages: see Triton.

@@ -50,14 +50,20 @@ def races_found() -> bool:
     return bool(gpu_callbacks.get_races().races_found)
 
 
-def run_triton(kernel: Any, arrays: tuple[jax.Array, ...], out_type: Any, grid: tuple[int, ...], constants: dict):
-    """Runs a Triton kernel over NumPy copies of `arrays` and of new outputs; results as `out_type` has them."""
-    inputs = [np.array(array) for array in arrays]
+def run_triton(kernel: Any, arrays: tuple, out_type: Any, grid: tuple[int, ...], constants: dict):
+    """Runs a Triton kernel over NumPy copies of `arrays` and of new outputs; results as `out_type` has them.
+
+    What it wrote into arrays that are references (`jax.Ref`) is there afterwards.
+    """
+    inputs = [np.array(array[...]) for array in arrays]
     leaves, tree = jax.tree.flatten(out_type)
     # Not zeros: what a kernel forgets to write must show.
     outputs = [_garbage(leaf.shape, np.dtype(leaf.dtype)) for leaf in leaves]
     with _bfloat16_products():
         kernel[grid](*map(_Pointer, inputs), *map(_Pointer, outputs), **constants)
+    for array, written in zip(arrays, inputs, strict=True):
+        if isinstance(array, jax.Ref):
+            array[...] = jax.numpy.asarray(written)
     return jax.tree.unflatten(tree, [jax.numpy.asarray(output) for output in outputs])
 
 

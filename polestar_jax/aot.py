@@ -40,7 +40,8 @@ class Plan:
         cache, prompt and numbers), scratch, outputs that do not reuse an argument, and all of it.
       host: bytes in host memory, all of these together.
       lower_seconds, compile_seconds: on this machine.
-      kernels: kind of forward -> device operations in one, of its longest path.
+      kernels, transfers: kind of forward -> device operations in one, of its longest path; copies to and from host
+        memory.
       layers: L, for kernels per layer.
       copied_weights: instructions that yield an array of a weight's shape, which should be none.
     """
@@ -55,6 +56,7 @@ class Plan:
     lower_seconds: float
     compile_seconds: float
     kernels: dict[str, int]
+    transfers: dict[str, int]
     layers: int
     copied_weights: list[str]
 
@@ -121,6 +123,7 @@ def compile_plan(decode: Decode, gpu: str, prompt_length: int, batch: int = 1) -
     weights = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(params))
     unaliased = memory.output_size_in_bytes - memory.alias_size_in_bytes
     program = parse(text)
+    each = lambda count: dict(zip(decode.kinds, map(count, program.decode_branches()), strict=True))
     return Plan(
         gpu=gpu,
         weights=weights,
@@ -134,7 +137,8 @@ def compile_plan(decode: Decode, gpu: str, prompt_length: int, batch: int = 1) -
         - memory.host_alias_size_in_bytes,
         lower_seconds=lowering,
         compile_seconds=compiling,
-        kernels=dict(zip(decode.kinds, map(program.kernels, program.decode_branches()), strict=True)),
+        kernels=each(program.kernels),
+        transfers=each(program.transfers),
         layers=decode.model.config.layers,
         copied_weights=copied_weights(program, params),
     )

@@ -2,13 +2,14 @@
 
 import dataclasses
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 _HEADER = re.compile(r"^(ENTRY )?%?([\w.-]+) \(.*\{$")
 _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.-]+) = (\(.*?\)|\S+) ([\w-]+)\((.*)$")
 _CALLED = re.compile(r"(?:branch_computations=\{([^}]*)\}|(?:body|to_apply|calls)=%?([\w.-]+))")
 _COMMENT = re.compile(r"/\*.*?\*/")
 _TILED = '"kind":"__triton_nested_gemm_fusion"'
+_TRANSFER = "copy-start"
 # They run nothing on a device: values are named, grouped or looked at differently.
 _FREE = frozenset(
     "parameter constant tuple get-tuple-element bitcast after-all opt-barrier async-start async-update async-done"
@@ -49,11 +50,18 @@ class Program:
 
     def kernels(self, computation: str) -> int:
         """Device operations of one run; of a conditional the longest branch, of a loop one round."""
+        return self._count(computation, lambda instruction: instruction.opcode not in _FREE | {_TRANSFER})
+
+    def transfers(self, computation: str) -> int:
+        """Asynchronous copies of one run, which are no kernels: the copy engines do them, to and from host memory."""
+        return self._count(computation, lambda instruction: instruction.opcode == _TRANSFER)
+
+    def _count(self, computation: str, counts: Callable[[Instruction], bool]) -> int:
         count = 0
         for instruction in self.computations[computation]:
-            inner = [self.kernels(called) for called in _flow(instruction)]
+            inner = [self._count(called, counts) for called in _flow(instruction)]
             count += max(inner) if instruction.opcode == "conditional" else sum(inner)
-            count += instruction.opcode not in _FREE
+            count += counts(instruction)
         return count
 
     def decode_branches(self) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ The memory space is part of an array's type, so an operation on codes that were 
 On a CPU "host" is pinned host memory too, and a copy is none.
 """
 
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 
@@ -19,13 +19,15 @@ def fetch(offload: Offload, codes: Codes, after: jax.Array | None = None) -> Cod
     Args:
       after: what has to be computed before the copy may begin; None for nothing.
     """
-    if offload == "none":
-        return codes
+    return codes if offload == "none" else _copy(codes, jax.memory.Space.Device, after)
+
+
+def store(offload: Offload, codes: Codes, after: jax.Array | None = None) -> Codes:
+    """A layer's codes where they are kept; `after` as in `fetch`."""
+    return codes if offload == "none" else _copy(codes, jax.memory.Space.Host, after)
+
+
+def _copy(codes: Codes, space: Any, after: jax.Array | None) -> Codes:
     if after is not None:
         codes, _ = jax.lax.optimization_barrier((codes, after))
-    return jax.device_put(codes, jax.memory.Space.Device)
-
-
-def store(offload: Offload, codes: Codes) -> Codes:
-    """A layer's codes where they are kept."""
-    return jax.device_put(codes, jax.memory.Space.Host) if offload == "host" else codes
+    return jax.device_put(codes, space)

@@ -83,6 +83,7 @@ class PolestarCache(Policy):
       offload: "host" keeps the codes in pinned host memory between the forwards that read them; everything else of the
         window stays on the device (docs/offload.md).
       capacities: fractions of the window that a refresh's row set is compiled for; the smallest that holds is run.
+        With 1 alone the whole window runs, and no rows are gathered.
       attention_layers: as in `NoCache`; means are over the block's rows, and over all rows at full entries.
       mean_heads: KL of the head-averaged attention instead of the mean of the heads' KL.
       count_eos, refresh_tokens, memberless, random_start, suffixless_keeps_all, epsilon, token_floor, proxy_floor:

@@ -29,7 +29,7 @@ from polestar_jax.rows import (
     take_rows,
 )
 from polestar_jax.types import Canvas, Pass, RowSet, Scope, Spec
-from polestar_jax.window import decode_rows, members, patch, select_clusters
+from polestar_jax.window import decode_rows, patch, rank_rows, select_rows
 
 if TYPE_CHECKING:
     from polestar_jax.polestar_cache import PolestarCache, PolestarState
@@ -104,12 +104,14 @@ def refresh(
     sizes = sorted({max(1, round(fraction * window.slot.shape[1])) for fraction in policy.capacities})
     # As kernels read it: in a branch inside the layers it would be converted once more in each.
     visible = scope.visible.astype(jnp.int32)
+    # Of all layers at once: in each layer it would be operations of its own.
+    ranks = jax.vmap(lambda labels: rank_rows(labels, policy.clusters), 1, 1)(cache.windows.labels)
     ahead = fetch(policy.offload, cache.windows.codes[0])
     for layer in range(config.layers):
         old = dataclasses.replace(cache.windows.layer(layer), codes=ahead)
         if layer + 1 < config.layers:
-            # A layer's codes are on their way while the layer below is computed, not before: they take memory.
-            ahead = fetch(policy.offload, cache.windows.codes[layer + 1], hidden)
+            # On their way once the layer below has its rows, not before: they take memory.
+            ahead = fetch(policy.offload, cache.windows.codes[layer + 1], changed)
         rows, moved = patch(old, decode_rows(old, policy.format), packet, changed, policy.epsilon)
         together = jnp.concatenate([moved.astype(hidden.dtype), hidden, rows.astype(hidden.dtype)], axis=1)
         query, key, value = project_rows(model, params, layer, together, position)
@@ -120,25 +122,26 @@ def refresh(
         score, reference = proxy_drift(policy, spec, query[:, :proxy], keys[layer], canvas, scope, old.reference)
         last = layer == config.layers - 1
         k = policy.selected_last if last else policy.selected
-        chosen = select_clusters(score, old.counts, k, policy.memberless)
-        selected = members(chosen, old.labels) & inside
+        these = jax.tree.map(lambda leaf, layer=layer: leaf[:, layer], ranks)
+        selected, place = select_rows(score, old.counts, old.labels, these, k, policy.memberless)
+        selected = selected & inside
         if last and "suffix" not in spec.needs:
             selected = jnp.zeros_like(selected)  # nobody reads the last packet
         coded = policy.coder(spec)(rows, old.anchors, old.labels, kept=(old.codes, changed))
-        codes.append(store(policy.offload, coded))
         scores.append(replace_mine(mine, old.reference.scores, reference.scores))
         log_sums.append(reference.log_sum)
         centroids.append(moved)
-        hidden, packet, choice = _finish_selected(
+        outputs, choice = _finish_selected(
             spec,
             lambda inputs, attended, layer=layer: model.finish(params, layer, inputs, attended),
             (keys[layer], values[layer], visible),
             (together, query),
-            selected,
+            (selected, place),
             proxy,
             sizes,
         )
-        changed = selected
+        codes.append(store(policy.offload, coded, outputs))
+        hidden, packet, changed = outputs[:, : rest - proxy], outputs[:, rest - proxy :], selected
         packets.append(selected)
         choices.append(choice)
     windows = dataclasses.replace(
@@ -190,26 +193,29 @@ def _with_suffix(
     )
 
 
-def _finish_selected(spec: Spec, finish, cached, rows, selected: jax.Array, first: int, sizes: list[int]):
+def _finish_selected(spec: Spec, finish, cached, rows, chosen, first: int, sizes: list[int]):
     """Attention and feed-forward of the block's rows and of the selected window rows, packed into the least capacity.
 
     Args:
       finish: a layer's `finish(inputs, attended)`.
       cached: keys, values `[B, Hkv, N, A]` and key mask `[B, N]`.
       rows: layer inputs `[B, first + R + W, D]` and queries `[B, first + R + W, H, A]` of the block and the window.
-      selected: bool `[B, W]`.
+      chosen: which rows of the window, bool `[B, W]`, and the place of each among them, int32 `[B, W]`.
       first: rows before the block's, which are left alone.
       sizes: capacities, the last one W.
 
     Returns:
-      the block's outputs; the packet `[B, W, D]`, which says nothing of rows that are not selected; which capacity.
+      the outputs `[B, R + W, D]`, which say nothing of window rows that are not selected; which capacity.
     """
-    inputs, query = rows
+    (inputs, query), (selected, place) = rows, chosen
     batch, total = selected.shape
     width = inputs.shape[1] - first - total
-    # As numbers compared, not as a sort and a cumulative sum, which are several operations each.
-    place = ((iota(total) <= iota(total).T)[None] & selected[:, None, :]).sum(axis=2, dtype=jnp.int32)
-    order = (place[:, None, :] <= iota(total).T[None]).sum(axis=2, dtype=jnp.int32)
+    if len(sizes) == 1:
+        attended, _ = attend(query[:, first:], *cached, kernels=implementation(spec))
+        return finish(inputs[:, first:], attended), jnp.int32(0)
+    place = jnp.where(selected, place, total)
+    # A comparison of all with all: as a sort it would be several operations.
+    order = jnp.where(place[:, None, :] == iota(total).T[None], iota(total)[None], 0).sum(axis=2, dtype=jnp.int32)
 
     def run(size: int):
         def apply():
@@ -217,14 +223,13 @@ def _finish_selected(spec: Spec, finish, cached, rows, selected: jax.Array, firs
             index = first + jnp.concatenate([block, width + order[:, :size]], axis=1)
             attended, _ = attend(take_rows(query, index), *cached, kernels=implementation(spec))
             outputs = finish(take_rows(inputs, index), attended)
-            return take_rows(outputs, jnp.concatenate([block, width + place - 1], axis=1))
+            return take_rows(outputs, jnp.concatenate([block, width + place], axis=1))
 
         return apply
 
-    need = place[:, -1].max()
+    need = selected.sum(axis=1, dtype=jnp.int32).max()
     choice = sum((need > size).astype(jnp.int32) for size in sizes[:-1])
-    outputs = jax.lax.switch(choice, [run(size) for size in sizes]) if len(sizes) > 1 else run(sizes[0])()
-    return outputs[:, :width], outputs[:, width:], choice
+    return jax.lax.switch(choice, [run(size) for size in sizes]), choice
 
 
 def proxy_drift(

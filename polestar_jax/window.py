@@ -6,6 +6,7 @@ coded residuals, and stood in for by the centroids when drift is measured.
 
 import functools
 import operator
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -136,32 +137,58 @@ def patch(
     return patched, move(window.centroids, window.counts, window.labels, rows, patched, changed)
 
 
-def select_clusters(
-    drift: Float[Array, "B K"], counts: Int[Array, "B K"], selected: Float[Array, ""] | float, memberless: bool
-) -> Bool[Array, "B K"]:
-    """The `selected` most drifted clusters, the lowest index first among equals.
+class Ranks(NamedTuple):
+    """Where a cluster's rows come among themselves, and how many they are.
+
+    Attributes:
+      rank: int32 `[B, W]`, rows of the same label before this one.
+      size: int32 `[B, K]`.
+    """
+
+    rank: jax.Array
+    size: jax.Array
+
+
+def rank_rows(labels: Int[Array, "B W"], clusters: int) -> Ranks:
+    """The ranks of a layer's rows."""
+    earlier = iota(labels.shape[1]) < iota(labels.shape[1]).T
+    same = labels[:, :, None] == labels[:, None, :]
+    mine = labels[:, None, :] == iota(clusters).T[None]
+    return Ranks((same & earlier[None]).sum(axis=2, dtype=jnp.int32), mine.sum(axis=2, dtype=jnp.int32))
+
+
+def select_rows(
+    drift: Float[Array, "B K"],
+    counts: Int[Array, "B K"],
+    labels: Int[Array, "B W"],
+    ranks: Ranks,
+    selected: Float[Array, ""] | float,
+    memberless: bool,
+) -> tuple[Bool[Array, "B W"], Int[Array, "B W"]]:
+    """The rows of the `selected` most drifted clusters, the lowest index first among equals.
 
     Drifts that only rounding tells apart are equal: clusters of [MASK] embeddings have the same centroid, and its drift
     in float32 must not decide.
 
     Args:
-      memberless: let clusters without members compete, as the authors' release does; they refresh nothing.
+      counts: what clusters held when they were made; only those above 0 compete.
+      memberless: let the others compete too, as the authors' release does; they refresh nothing.
+
+    Returns:
+      which rows; the place of each among them, cluster by cluster, which says nothing of the others.
     """
     eligible = jnp.ones_like(counts, bool) if memberless else counts > 0
     # The largest drift that each is equal to: the same number for all that are, hence an order.
     bound = drift + TIE * (1 + jnp.abs(drift))
     drift = jnp.where(eligible, drift, -jnp.inf)
-    # Cluster by cluster, not as an axis to reduce over: XLA then makes no operations of their own of this.
-    each = [slice(k, k + 1) for k in range(drift.shape[1])]
-    equal = (jnp.where(drift[:, k] <= bound, drift[:, k], -jnp.inf) for k in each)
-    level = jnp.where(eligible, functools.reduce(jnp.maximum, equal), -jnp.inf)
-    later = [iota(drift.shape[1]) > k.start for k in each]
-    ahead = [(level[:, k] > level) | ((level[:, k] == level) & after) for k, after in zip(each, later, strict=True)]
-    return eligible & (functools.reduce(operator.add, (one.astype(jnp.int32) for one in ahead)) < selected)
-
-
-def members(chosen: Bool[Array, "B K"], labels: Int[Array, "B W"]) -> Bool[Array, "B W"]:
-    """The rows of the chosen clusters."""
-    # A comparison per cluster: looking up would be an operation of its own on a GPU.
-    each = (chosen[:, k : k + 1] & (labels == k) for k in range(chosen.shape[1]))
-    return functools.reduce(operator.or_, each)
+    # Cluster by cluster, not as an axis to reduce over or look up in: XLA then makes no operations of their own of it.
+    each = range(drift.shape[1])
+    column = lambda plane: [plane[:, k : k + 1] for k in each]
+    equal = (jnp.where(other <= bound, other, -jnp.inf) for other in column(drift))
+    levels = column(jnp.where(eligible, functools.reduce(jnp.maximum, equal), -jnp.inf))
+    own = functools.reduce(lambda own, k: jnp.where(labels == k, levels[k], own), each, -jnp.inf)
+    ahead = [(levels[k] > own) | ((levels[k] == own) & (labels > k)) for k in each]
+    add = lambda terms: functools.reduce(operator.add, terms)
+    chosen = (own > -jnp.inf) & (add(one.astype(jnp.int32) for one in ahead) < selected)
+    sizes = column(ranks.size)
+    return chosen, ranks.rank + add(jnp.where(ahead[k], sizes[k], 0) for k in each)

@@ -73,6 +73,18 @@ def test_a_program_without_a_loop_is_refused():
         hlo.parse(text).decode_branches()
 
 
+def test_copies_to_host_memory_are_no_kernels():
+    program = hlo.parse("""\
+ENTRY %main (x.1: u8[96,256]) -> u8[96,256] {
+  %x.1 = u8[96,256]{1,0} parameter(0)
+  %copy-start.1 = (u8[96,256]{1,0:S(5)}, u8[96,256]{1,0}, u32[]) copy-start(%x.1)
+  %copy.2 = u8[96,256]{1,0} copy(%x.1)
+  ROOT %copy-done.1 = u8[96,256]{1,0:S(5)} copy-done(%copy-start.1)
+}
+""")
+    assert (program.kernels(program.entry), program.transfers(program.entry)) == (1, 1)
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("jax_cuda13_plugin") is None, reason="needs uv sync --extra cuda13")
 def test_plan_of_llada_8b_with_two_layers():

@@ -30,7 +30,7 @@ def whole_window(size: int, tau: float, period: float):
         prefix_blocks=99,
         suffix_blocks=99,
         format="none",
-        capacities=(1.0,),
+        capacities=(1.0,) if size == 4 else (0.5, 1.0),  # without and with packing
         drift_gate=False,
         suffix_commit=False,
     )

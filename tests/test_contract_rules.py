@@ -22,7 +22,7 @@ from polestar_jax.polestar_cache import FULL_ENTRY, REFRESH, STEP, WINDOW_ENTRY
 from polestar_jax.prompts import new_canvas
 from polestar_jax.schedule import SemiAutoregressive
 from polestar_jax.types import Prediction, Prompt, Spec
-from polestar_jax.window import LayerWindow, decode_rows, encode, patch, select_clusters, window_slots
+from polestar_jax.window import LayerWindow, decode_rows, encode, patch, rank_rows, select_rows, window_slots
 
 MODEL = FAMILIES["llada"]
 P, G, S = 3, 12, 4
@@ -330,18 +330,21 @@ def test_window_slots(prefix_blocks, suffix_blocks, pads, index):
 @given(
     hnp.arrays(np.float32, (2, 6), elements=eighths),
     hnp.arrays(np.int32, (2, 6), elements=st.integers(0, 2)),
+    hnp.arrays(np.int32, (2, 9), elements=st.integers(-1, 5)),
     st.integers(0, 7),
 )
-@example(np.zeros((2, 6), np.float32), np.ones((2, 6), np.int32), 3)
+@example(np.zeros((2, 6), np.float32), np.ones((2, 6), np.int32), np.arange(18, dtype=np.int32).reshape(2, 9) % 6, 3)
 @some
-def test_top_clusters(drifts, counts, k):
-    chosen = select_clusters(jnp.asarray(drifts), jnp.asarray(counts), jnp.float32(k), memberless=False)
-    everyone = select_clusters(jnp.asarray(drifts), jnp.asarray(counts), jnp.float32(k), memberless=True)
-    for row in range(2):
-        expected = rules.top_clusters([float(d) for d in drifts[row]], counts[row], k)
-        np.testing.assert_array_equal(np.nonzero(np.asarray(chosen[row]))[0], sorted(expected))
-        expected = rules.top_clusters([float(d) for d in drifts[row]], np.ones(6), k)
-        np.testing.assert_array_equal(np.nonzero(np.asarray(everyone[row]))[0], sorted(expected))
+def test_top_clusters(drifts, counts, labels, k):
+    """Which rows are chosen, and that their places are 0, 1, ..."""
+    arguments = jnp.asarray(drifts), jnp.asarray(counts), jnp.asarray(labels), rank_rows(jnp.asarray(labels), 6)
+    for memberless in (False, True):
+        chosen, place = map(np.asarray, select_rows(*arguments, jnp.float32(k), memberless=memberless))
+        for row in range(2):
+            competing = np.ones(6) if memberless else counts[row]
+            expected = rules.top_clusters([float(d) for d in drifts[row]], competing, k)
+            np.testing.assert_array_equal(chosen[row], np.isin(labels[row], list(expected)))
+            assert sorted(place[row][chosen[row]]) == list(range(chosen[row].sum()))
 
 
 def test_proxies_have_no_position():

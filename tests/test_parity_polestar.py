@@ -87,7 +87,7 @@ def test_release_with_ties_injected(monkeypatch):
     """
     _, params, case, trace = case_of("b")
     decode = release_decode("b")
-    cluster, members = polestar_entry._cluster, polestar_step.members
+    cluster, select = polestar_entry._cluster, polestar_step.select_rows
     pending = []  # (tied, rows of the window) for the layers of the refresh that is running
 
     def cluster_as_recorded(policy, spec, scope, stacked, region):
@@ -104,16 +104,17 @@ def test_release_with_ties_injected(monkeypatch):
             centroids=pick(found.centroids, trace["centroids"][entry]),
         )
 
-    def members_as_recorded(chosen, labels):
+    def select_as_recorded(*arguments):
         ambiguous, recorded = pending.pop(0)
-        ours = members(chosen, labels)
+        ours, place = select(*arguments)
         if not ambiguous:
             np.testing.assert_array_equal(np.asarray(ours[0]) & recorded["inside"], recorded["rows"])
-            return ours
-        return jnp.asarray(recorded["rows"])[None]
+            return ours, place
+        rows = jnp.asarray(recorded["rows"])[None]
+        return rows, rows.cumsum(axis=1) - 1
 
     monkeypatch.setattr(polestar_entry, "_cluster", cluster_as_recorded)
-    monkeypatch.setattr(polestar_step, "members", members_as_recorded)
+    monkeypatch.setattr(polestar_step, "select_rows", select_as_recorded)
     size, prompt_length, refresh = case["block_length"], len(case["prompt"]), 0
     window = lambda start: np.concatenate(
         [np.arange(start - 2 * size, start), np.arange(start + size, start + 2 * size)]

@@ -8,7 +8,6 @@ import triton.language as tl
 from pallas_kernels.drift_reference import (
     NEGATIVE,
     DriftReference,
-    group_queries,
     join_values,
     part_weights,
     put_together,
@@ -49,7 +48,7 @@ def _look(query: jax.Array, key: jax.Array, value: jax.Array, key_mask: jax.Arra
     scores = nothing if old is None else old.scores
     return launch_triton(
         _attend,
-        group_queries(query, kv_heads),
+        query,
         key,
         value,
         key_mask.astype(jnp.int32),
@@ -64,7 +63,8 @@ def _look(query: jax.Array, key: jax.Array, value: jax.Array, key_mask: jax.Arra
         grid=(parts, tiles, planes),
         keys=keys,
         room=scores.shape[-1],
-        flat=flat,
+        count=rows,
+        group=heads // kv_heads,
         kv_heads=kv_heads,
         steps=steps,
         scale=size**-0.5,
@@ -90,7 +90,8 @@ def _attend(
     scores_ref,
     keys: tl.constexpr,
     room: tl.constexpr,
-    flat: tl.constexpr,
+    count: tl.constexpr,
+    group: tl.constexpr,
     kv_heads: tl.constexpr,
     steps: tl.constexpr,
     scale: tl.constexpr,
@@ -102,9 +103,12 @@ def _attend(
 ):
     part, tile, plane = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     row = tile * ROWS + tl.arange(0, ROWS)
+    flat: tl.constexpr = count * group
     real = row[:, None] < flat
     feature = tl.arange(0, SIZE)
-    query = tl.load(query_ref + (plane * flat + row[:, None]) * SIZE + feature[None, :], mask=real, other=0.0)
+    head = plane % kv_heads * group + row[:, None] // count
+    asked = ((plane // kv_heads * count + row[:, None] % count) * group * kv_heads + head) * SIZE
+    query = tl.load(query_ref + asked + feature[None, :], mask=real, other=0.0)
     largest = tl.full((ROWS,), negative, tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
     moved = tl.zeros((ROWS,), tl.float32)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import triton
 import triton.language as tl
 
-from pallas_kernels.drift_reference import NEGATIVE, DriftReference, group_queries, put_together, split_keys
+from pallas_kernels.drift_reference import NEGATIVE, DriftReference, put_together, split_keys
 from pallas_kernels.launch import launch_triton
 
 KEYS = 32
@@ -22,21 +22,22 @@ def proxy_drift(
     block = 16 if flat <= 16 else 64
     tiles = triton.cdiv(flat, block)
     parts, steps = split_keys(triton.cdiv(keys, KEYS), PROGRAMS // (planes * tiles))
-    grouped = group_queries(query, kv_heads)
     stat = jax.ShapeDtypeStruct((parts, planes, tiles * block), jnp.float32)
-    scores, *stats = launch_triton(
+    scores = jax.new_ref(old.scores)
+    stats = launch_triton(
         _look,
-        grouped,
+        query,
         key,
         cosine,
         sine,
         key_mask.astype(jnp.int32),
-        old.scores,
-        out_type=(jax.ShapeDtypeStruct(old.scores.shape, jnp.float32), *(stat,) * 3),
+        scores,
+        out_type=(stat,) * 3,
         grid=(parts, tiles, planes),
         keys=keys,
         room=old.scores.shape[-1],
-        flat=flat,
+        count=clusters,
+        group=heads // kv_heads,
         kv_heads=kv_heads,
         steps=steps,
         scale=size**-0.5,
@@ -45,7 +46,7 @@ def proxy_drift(
         ROWS=block,
         KEYS=KEYS,
     )
-    _, drift, reference = put_together(scores, stats, old)
+    _, drift, reference = put_together(jax.freeze(scores), list(stats), old)
     return drift, reference
 
 
@@ -56,14 +57,14 @@ def _look(
     cosine_ref,
     sine_ref,
     mask_ref,
-    old_ref,
     scores_ref,
     largest_ref,
     total_ref,
     moved_ref,
     keys: tl.constexpr,
     room: tl.constexpr,
-    flat: tl.constexpr,
+    count: tl.constexpr,
+    group: tl.constexpr,
     kv_heads: tl.constexpr,
     steps: tl.constexpr,
     scale: tl.constexpr,
@@ -75,9 +76,11 @@ def _look(
     part, tile, plane = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     sequence = plane // kv_heads
     row = tile * ROWS + tl.arange(0, ROWS)
+    flat: tl.constexpr = count * group
     real = row[:, None] < flat
     feature = tl.arange(0, HALF)[None, :]
-    asked = (plane * flat + row[:, None]) * 2 * HALF + feature
+    head = plane % kv_heads * group + row[:, None] // count
+    asked = ((sequence * count + row[:, None] % count) * group * kv_heads + head) * 2 * HALF + feature
     query_low = tl.load(query_ref + asked, mask=real, other=0.0)
     query_high = tl.load(query_ref + asked + HALF, mask=real, other=0.0)
     largest = tl.full((ROWS,), negative, tl.float32)
@@ -97,7 +100,7 @@ def _look(
         valid = tl.load(mask_ref + sequence * keys + at, mask=at < keys, other=0) > 0
         place = (plane * flat + row[:, None]) * room + at[None, :]
         held = real & (at < room)[None, :]
-        old = tl.load(old_ref + place, mask=held, other=0.0)
+        old = tl.load(scores_ref + place, mask=held, other=0.0)
         scores = tl.dot(query_low, tl.trans(plain_low), input_precision="ieee")
         scores = (scores + tl.dot(query_high, tl.trans(plain_high), input_precision="ieee")) * scale
         scores = tl.where(valid[None, :], scores, negative)

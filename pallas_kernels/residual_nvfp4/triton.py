@@ -1,5 +1,7 @@
 """Residual NVFP4 in Triton, for compute capability 8.0 to 8.9: one program per row and up to 1024 columns."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import triton
@@ -15,26 +17,22 @@ def quantize(rows: jax.Array, labels: jax.Array, centroids: jax.Array, kept=None
     """See `pallas_kernels.residual_nvfp4.quantize`."""
     batch, window, size = rows.shape
     groups = size // _GROUP
-    out_type = (
-        jax.ShapeDtypeStruct((batch, window, size // 2), jnp.uint8),
-        jax.ShapeDtypeStruct((batch, window, groups), jnp.uint8),
-    )
-    # Which centroid, or -1 where the old codes stay.
-    source = jnp.maximum(labels, 0)
-    nothing = (jnp.zeros((1,), jnp.uint8),) * 2
-    old, source = (nothing, source) if kept is None else (kept[:2], jnp.where(kept[2], source, -1))
-    return launch_triton(
+    run = functools.partial(
+        launch_triton,
         _quantize,
-        rows,
-        source,
-        centroids,
-        *old,
-        out_type=out_type,
         grid=(window, batch, triton.cdiv(groups, GROUPS)),
         clusters=centroids.shape[1],
         groups=groups,
         BLOCK=GROUPS,
     )
+    source = jnp.maximum(labels, 0)
+    if kept is None:
+        places = ((batch, window, size // 2), (batch, window, groups))
+        return run(rows, source, centroids, out_type=tuple(jax.ShapeDtypeStruct(each, jnp.uint8) for each in places))
+    # Which centroid, or -1 where the old codes stay.
+    codes, scales = (jax.new_ref(old) for old in kept[:2])
+    run(rows, jnp.where(kept[2], source, -1), centroids, codes, scales, out_type=())
+    return jax.freeze(codes), jax.freeze(scales)
 
 
 def gather(
@@ -72,8 +70,6 @@ def _quantize(
     rows_ref,
     labels_ref,
     centroids_ref,
-    old_codes_ref,
-    old_scales_ref,
     codes_ref,
     scales_ref,
     clusters: tl.constexpr,
@@ -87,10 +83,10 @@ def _quantize(
     at = group[:, None] * 16 + tl.arange(0, 16)[None, :]
     # The row's label, for every group: the masks below are of that shape.
     label = tl.load(labels_ref + row + tl.zeros((BLOCK,), tl.int32))
-    kept = real & (label < 0)
-    cluster = batch * clusters + tl.maximum(label, 0)[:, None]
-    anchor = tl.load(centroids_ref + cluster * groups * 16 + at, mask=real[:, None], other=0.0)
-    x = tl.load(rows_ref + row * groups * 16 + at, mask=real[:, None], other=0.0).to(tl.float32) - anchor
+    coded = real & (label >= 0)
+    cluster = batch * clusters + label[:, None]
+    anchor = tl.load(centroids_ref + cluster * groups * 16 + at, mask=coded[:, None], other=0.0)
+    x = tl.load(rows_ref + row * groups * 16 + at, mask=coded[:, None], other=0.0).to(tl.float32) - anchor
     magnitude = tl.abs(x)
     # A plain quotient would be an approximate one.
     scale = _encode_e4m3(tl.div_rn(tl.max(magnitude, axis=1), tl.full((BLOCK,), 6.0, tl.float32)))
@@ -103,11 +99,8 @@ def _quantize(
     code = tl.where(step > 0, code, 0)
     low, high = tl.split(tl.reshape(code, (BLOCK, 8, 2)))
     half = row * groups * 8 + group[:, None] * 8 + tl.arange(0, 8)[None, :]
-    old_codes = tl.load(old_codes_ref + half, mask=kept[:, None], other=0)
-    old_scales = tl.load(old_scales_ref + row * groups + group, mask=kept, other=0)
-    codes = tl.where(kept[:, None], old_codes, (low | (high << 4)).to(tl.uint8))
-    tl.store(codes_ref + half, codes, mask=real[:, None])
-    tl.store(scales_ref + row * groups + group, tl.where(kept, old_scales, scale.to(tl.uint8)), mask=real)
+    tl.store(codes_ref + half, (low | (high << 4)).to(tl.uint8), mask=coded[:, None])
+    tl.store(scales_ref + row * groups + group, scale.to(tl.uint8), mask=coded)
 
 
 @triton.jit
