@@ -40,8 +40,8 @@ class Plan:
         cache, prompt and numbers), scratch, outputs that do not reuse an argument, and all of it.
       host: bytes in host memory, all of these together.
       lower_seconds, compile_seconds: on this machine.
-      kernels, transfers: kind of forward -> device operations in one, of its longest path; copies to and from host
-        memory.
+      kernels, transfers, beside: kind of forward -> device operations in one, of its longest path; copies to and from
+        host memory; those of the copies that run beside a product or a kernel of ours.
       layers: L, for kernels per layer.
       copied_weights: instructions that yield an array of a weight's shape, which should be none.
     """
@@ -57,6 +57,7 @@ class Plan:
     compile_seconds: float
     kernels: dict[str, int]
     transfers: dict[str, int]
+    beside: dict[str, int]
     layers: int
     copied_weights: list[str]
 
@@ -139,6 +140,7 @@ def compile_plan(decode: Decode, gpu: str, prompt_length: int, batch: int = 1) -
         compile_seconds=compiling,
         kernels=each(program.kernels),
         transfers=each(program.transfers),
+        beside=each(program.transfers_beside),
         layers=decode.model.config.layers,
         copied_weights=copied_weights(program, params),
     )

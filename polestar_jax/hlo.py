@@ -9,6 +9,7 @@ _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.-]+) = (\(.*?\)|\S+) ([\w-]+)\(
 _CALLED = re.compile(r"(?:branch_computations=\{([^}]*)\}|(?:body|to_apply|calls)=%?([\w.-]+))")
 _COMMENT = re.compile(r"/\*.*?\*/")
 _TILED = '"kind":"__triton_nested_gemm_fusion"'
+_NAME = re.compile(r"%([\w.-]+)")
 _TRANSFER = "copy-start"
 # They run nothing on a device: values are named, grouped or looked at differently.
 _FREE = frozenset(
@@ -25,12 +26,14 @@ class Instruction:
       name, opcode: as printed.
       shape: of its result, such as "bf16[1,32,4096]"; layouts are cut off.
       called: computations it runs: branches, a loop's body, an asynchronous call.
+      operands: names of instructions.
     """
 
     name: str
     opcode: str
     shape: str
     called: tuple[str, ...]
+    operands: tuple[str, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,6 +58,23 @@ class Program:
     def transfers(self, computation: str) -> int:
         """Asynchronous copies of one run, which are no kernels: the copy engines do them, to and from host memory."""
         return self._count(computation, lambda instruction: instruction.opcode == _TRANSFER)
+
+    def transfers_beside(self, computation: str) -> int:
+        """The transfers between whose start and end the program goes on with a product or a kernel of ours."""
+        found, started = 0, {}
+        for place, instruction in enumerate(self.computations[computation]):
+            if instruction.opcode == _TRANSFER:
+                started[instruction.name] = place
+            elif instruction.opcode == "copy-done":
+                meanwhile = self.computations[computation][started[instruction.operands[0]] : place]
+                found += any(self._multiplies(each) for each in meanwhile)
+            found += sum(self.transfers_beside(called) for called in _flow(instruction))
+        return found
+
+    def _multiplies(self, instruction: Instruction) -> bool:
+        if instruction.opcode in ("dot", "custom-call") or self.tiled.intersection(instruction.called):
+            return True
+        return any(self._multiplies(each) for called in _flow(instruction) for each in self.computations[called])
 
     def _count(self, computation: str, counts: Callable[[Instruction], bool]) -> int:
         count = 0
@@ -93,7 +113,8 @@ def parse(text: str) -> Program:
                 for several, one in _CALLED.findall(rest)
                 for part in (several.split(",") if several else (one,))
             )
-            current.append(Instruction(name, opcode, re.sub(r"\{[\d,:TSE()]*\}", "", shape), called))
+            operands = tuple(_NAME.findall(rest.partition(")")[0]))
+            current.append(Instruction(name, opcode, re.sub(r"\{[\d,:TSE()]*\}", "", shape), called, operands))
             tiled.update(called if _TILED in rest else ())
     return Program(computations, entry, frozenset(tiled))
 

@@ -86,7 +86,9 @@ def _enter(
     code, codes, references = policy.coder(spec), [], []
     for layer in range(spec.model.config.layers):
         anchor = None if anchors is None else anchors[layer]
-        codes.append(code(stacked[layer], anchor, clusters.labels[layer]))
+        held = fetch(policy.offload, cache.windows.codes[layer])
+        coded = replace_mine(mine, held, code(stacked[layer], anchor, clusters.labels[layer]))
+        codes.append(store(policy.offload, coded))
         proxies, _, _ = spec.model.project(params, layer, clusters.centroids[layer].astype(stacked.dtype))
         old = cache.windows.layer(layer).reference
         references.append(proxy_drift(policy, spec, proxies, cache.keys[layer], canvas, scope, old)[1])
@@ -108,13 +110,9 @@ def _enter(
         token=take_rows(canvas.tokens, slot),
         running=jnp.zeros_like(cache.running),
     )
-    moved = lambda move, windows: dataclasses.replace(
-        windows, codes=tuple(move(policy.offload, each) for each in windows.codes)
-    )
-    old = dataclasses.replace(cache, windows=moved(fetch, cache.windows))
+    old = dataclasses.replace(cache, windows=dataclasses.replace(cache.windows, codes=windows.codes))
     small = ("windows", "slot", "region", "token", "running")
     kept = {name: replace_mine(mine, getattr(old, name), getattr(fresh, name)) for name in small}
-    kept["windows"] = moved(store, kept["windows"])
     return done._replace(cache=dataclasses.replace(cache, **kept))
 
 

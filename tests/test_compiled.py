@@ -74,15 +74,22 @@ def test_a_program_without_a_loop_is_refused():
 
 
 def test_copies_to_host_memory_are_no_kernels():
+    """They are counted apart, and so are those that something is multiplied beside."""
     program = hlo.parse("""\
-ENTRY %main (x.1: u8[96,256]) -> u8[96,256] {
+ENTRY %main (x.1: u8[96,256], y.1: f32[8,8]) -> (u8[96,256], u8[96,256], f32[8,8]) {
   %x.1 = u8[96,256]{1,0} parameter(0)
+  %y.1 = f32[8,8]{1,0} parameter(1)
   %copy-start.1 = (u8[96,256]{1,0:S(5)}, u8[96,256]{1,0}, u32[]) copy-start(%x.1)
   %copy.2 = u8[96,256]{1,0} copy(%x.1)
-  ROOT %copy-done.1 = u8[96,256]{1,0:S(5)} copy-done(%copy-start.1)
+  %copy-done.1 = u8[96,256]{1,0:S(5)} copy-done(%copy-start.1)
+  %copy-start.2 = (u8[96,256]{1,0:S(5)}, u8[96,256]{1,0}, u32[]) copy-start(%copy.2)
+  %dot.1 = f32[8,8]{1,0} dot(%y.1, %y.1), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+  %copy-done.2 = u8[96,256]{1,0:S(5)} copy-done(%copy-start.2)
+  ROOT %tuple.1 = (u8[96,256]{1,0:S(5)}, u8[96,256]{1,0:S(5)}, f32[8,8]{1,0}) tuple(%copy-done.1, %copy-done.2, %dot.1)
 }
 """)
-    assert (program.kernels(program.entry), program.transfers(program.entry)) == (1, 1)
+    assert (program.kernels(program.entry), program.transfers(program.entry)) == (2, 2)
+    assert program.transfers_beside(program.entry) == 1
 
 
 @pytest.mark.slow

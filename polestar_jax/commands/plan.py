@@ -67,8 +67,10 @@ def run(arguments: argparse.Namespace) -> None:
         table.add_row(name, f"{getattr(plan, name) / 1e9:.2f} GB", end_section=name in ("unaliased", "total"))
     table.add_row("host memory", f"{plan.host / 1e6:.2f} MB ({state_on_host / 1e6:.2f} by shapes)")
     for kind, count in plan.kernels.items():
-        copies = f", {plan.transfers[kind]} copies" if plan.transfers[kind] else ""
-        table.add_row(f"kernels, {kind}", f"{count} ({count / plan.layers:.1f} per layer){copies}")
+        table.add_row(f"kernels, {kind}", f"{count} ({count / plan.layers:.1f} per layer)")
+    for kind, count in plan.transfers.items():
+        if count:
+            table.add_row(f"copies to and from the host, {kind}", f"{count}, {plan.beside[kind]} beside other work")
     table.add_row("weights copied", ", ".join(plan.copied_weights) or "none", end_section=True)
     if work:
         rates = f"{ceiling.bandwidth / 1e12:.2f} TB/s and {ceiling.operations / 1e12:.0f} TFLOP/s"
