@@ -9,6 +9,7 @@ left out, and a part that fails stops no other. --json is written after every pa
 """
 
 import argparse
+import contextlib
 import json
 import os
 import signal
@@ -26,6 +27,7 @@ from convert.aside import write_json
 ROOT = Path(__file__).resolve().parents[1]
 UNTUNED = "--xla_gpu_autotune_level=0"
 HIDING = "--xla_gpu_enable_latency_hiding_scheduler=true"
+OTHER_SHAPES = "llada-8b refresh,llada-8b batch 8,dream-7b refresh"
 # Parts have most products in common: what XLA found out about them is kept for the next part, and the next run.
 CACHE = ROOT / ".cache" / "gpu_check"
 
@@ -64,12 +66,12 @@ def make_parts(rehearse: bool) -> list[Part]:
     kernels = [Part(op, ("kernels", op, "llada-8b,dream-7b"), 15, 70) for op in OPS]
     untuned = Part("polestar with kernels, untuned", decodes[0].words, 40, 150, UNTUNED, instead_of=decodes[0].name)
     last = [
-        Part("kernels at other shapes", ("kernels", "", "llada-8b refresh,llada-8b batch 8,dream-7b refresh"), 30, 150),
+        *(Part(f"{op}, other shapes", ("kernels", op, OTHER_SHAPES), 15, 60) for op in OPS),
         Part("polestar with kernels offloaded, latency hiding", ("decode", "polestar", "", "host"), 45, 240, HIDING),
     ]
     if rehearse:  # all flags in one process, as XLA ends one that has a flag it does not know
-        return [Part("device", ("device",), 0, 600, f"{UNTUNED} {HIDING}"), kernels[0], *decodes[:-1], last[0]]
-    return [Part("device", ("device",), 10, 60), *kernels, decodes[0], untuned, *decodes[1:], *last]
+        return [Part("device", ("device",), 0, 600, f"{UNTUNED} {HIDING}"), *kernels, *decodes[:-1]]
+    return [Part("device", ("device",), 10, 60), decodes[0], untuned, *kernels, *decodes[1:], *last]
 
 
 def run_part(words: list[str], target: Path, rehearse: bool) -> None:
@@ -128,7 +130,8 @@ def start_part(part: Part, limit: float, target: Path, rehearse: bool) -> dict[s
         finally:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+                with contextlib.suppress(subprocess.TimeoutExpired):  # a driver may hold on to it
+                    process.wait(timeout=20)
     record: dict[str, Any] = {"status": status, "seconds": round(time.monotonic() - begin, 1), "flags": part.flags}
     if target.exists():
         record["results"] = json.loads(target.read_text())

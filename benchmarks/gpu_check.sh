@@ -13,8 +13,10 @@ begin=$SECONDS
 works() {
   "$1" -c '
 import jax, rich, polestar_jax.benchmark
-assert tuple(map(int, jax.__version__.split(".")[:2])) >= (0, 11), f"jax {jax.__version__} is too old"
-assert jax.default_backend() == "gpu", f"jax runs on {jax.default_backend()} here"'
+assert tuple(map(int, jax.__version__.split(".")[:2])) == (0, 11), f"jax {jax.__version__} is not 0.11"
+assert jax.default_backend() == "gpu", f"jax runs on {jax.default_backend()} here"
+if jax.devices()[0].compute_capability.startswith("8."):
+    import jax_triton'
 }
 
 python=${GPU_CHECK_PYTHON:-}
@@ -22,12 +24,13 @@ if [[ " $* " == *" --rehearse "* ]]; then
   exec "${python:-python3}" benchmarks/gpu_check.py "$@"
 elif [[ -n $python ]]; then
   works "$python" || { echo "GPU_CHECK_PYTHON=$python cannot run this, see above" >&2; exit 2; }
-elif works python3 2> /dev/null; then
+elif refusal=$(works python3 2>&1); then
   python=python3
 else
+  echo "python3 cannot run this (${refusal##*$'\n'}): making .venv-cuda"
   extra=cuda13
   # Drivers before 580 know CUDA 12 only.
-  if nvidia-smi 2> /dev/null | grep -q 'CUDA Version: *12'; then extra=cuda12; fi
+  if [[ $(nvidia-smi 2> /dev/null || true) =~ CUDA\ Version:\ *12 ]]; then extra=cuda12; fi
   uv=$(command -v uv || echo .bootstrap/bin/uv)
   if ! command -v "$uv" > /dev/null; then
     python3 -m venv .bootstrap

@@ -120,11 +120,15 @@ def measure(name: str, kernels: str | None, offload: str, rehearse: bool, save: 
 
 
 def describe(decode: Decode, output: Any) -> dict[str, Any]:
-    """Forwards of a decode by kind, and rows per forward."""
+    """Forwards of a decode by kind, rows per forward, and what tells whether its numbers are sound."""
     kinds, ran = np.asarray(output.log.kind[0]), int(output.forwards[0])
     named = [decode.kinds[kind] for kind in kinds[:ran]]
     assert bool(output.filled.all()), "the replayed commits ended early"
+    drift = np.asarray(output.log.drift)
     return {
+        "tokens": np.asarray(output.tokens[0]).tolist(),
+        # NaN where there was nothing to measure.
+        "drift is finite": bool(np.isfinite(drift).any() and not np.isinf(drift).any()) if drift.size else None,
         "forwards": ran,
         "kinds": {kind: named.count(kind) for kind in decode.kinds},
         "rows": float(np.mean(output.log.rows[0, :ran])),

@@ -43,7 +43,8 @@ def _print_kernels(parts: dict[str, Any], bandwidth: float | None) -> None:
         line = (
             f"{case['op']:36}{case['shape']:20}{same:7}{''.join(numbers)}{case['bytes'] / 1e6:9.2f}{_cell(least, 17)}"
         )
-        print(line + (f"  {case['error'][:150]}" if "error" in case else ""))
+        notes = ["read from the L2 cache"] * bool(case.get("in cache")) + [case["error"][:150]] * ("error" in case)
+        print("  ".join([line, *notes]))
         if case.get("same") is False:
             print(f"    differences: {case['differences']}")
 
@@ -63,6 +64,8 @@ def _print_decodes(decodes: dict[str, Any], bandwidth: float | None) -> None:
             beside = f", {1e3 * work['bytes'] / bandwidth:.2f} ms at bandwidth" if work and bandwidth else ""
             print(f"    {kind}: {ms:.2f} ms{beside}")
         print(f"    these explain every decode within {found['largest misfit of a decode']:.1%}")
+        if any(run["drift is finite"] is False for run in found["runs"].values()):
+            print("    THE DRIFT IS NOT FINITE: these are times of a decode that is wrong")
 
 
 def _print_comparisons(decodes: dict[str, Any]) -> None:
@@ -76,7 +79,9 @@ def _print_comparisons(decodes: dict[str, Any]) -> None:
         each = f", {added / layers:.3f} ms per layer (the paper's own: at most 0.10)" if layers else ""
         print(f"refresh: {ms['refresh'] / ms['step']:.2f} times a plain step{each}")
     if with_kernels and without:
-        print(f"kernels: {with_kernels['tps'] / without['tps']:.2f} times the tokens per second of XLA alone")
+        print(f"kernels: {with_kernels['tps'] / without['tps']:.2f} times the tokens per second of XLA alone", end=", ")
+        pairs = list(zip(*(found["runs"]["paper"]["tokens"] for found in (with_kernels, without)), strict=True))
+        print(f"{sum(a == b for a, b in pairs) / len(pairs):.0%} of the tokens the same")
     if with_kernels and offloaded:
         added = offloaded["ms"]["refresh"] - with_kernels["ms"]["refresh"]
         copies = offloaded.get("copies")

@@ -13,17 +13,17 @@ import jax.numpy as jnp
 
 NEGATIVE = -1e30  # the score of a masked key; finite, so that a row without any key gives numbers instead of NaN
 MOST_PARTS = 24
-"""Of the keys: XLA merges them in the operation that reads them, unless they are too many."""
+"""To take keys in: XLA merges them in the operation that reads them, unless they are too many."""
 
-_ALIGN = 8
+_ALIGN = 32
 
 
 class DriftReference(NamedTuple):
     """An attention distribution of every head and row.
 
     Attributes:
-      scores: float32 `[B, H, R, M']`, `NEGATIVE` at masked keys; M' is M rounded up to a multiple of 8, as the copy
-        engine wants it.
+      scores: float32 `[B, H, R, M']`, `NEGATIVE` at masked keys; M' is M rounded up to a multiple of 32, as kernels
+        copy them.
       log_sum: float32 `[B, H, R]`, the log of the sum of their exponentials.
     """
 
@@ -56,7 +56,7 @@ def mean_drift(expected: jax.Array, log_sum: jax.Array, old_log_sum: jax.Array) 
 
 def split_keys(tiles: int, wanted: int) -> tuple[int, int]:
     """In how many parts to take the keys, at most `wanted`, and how many of their `tiles` go in each."""
-    steps = -(-tiles // min(tiles, max(1, wanted), MOST_PARTS))
+    steps = -(-tiles // min(tiles, max(1, wanted)))
     return -(-tiles // steps), steps
 
 

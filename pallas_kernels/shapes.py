@@ -41,6 +41,8 @@ REAL = {
     "llada-8b": _LLADA,
     "llada-8b refresh": dataclasses.replace(_LLADA, rows=160, keys=4096, selected=96),
     "llada-8b batch 8": dataclasses.replace(_LLADA, batch=8),
+    # No size a multiple of its tile, and some not even of what is copied at once.
+    "llada-8b uneven": dataclasses.replace(_LLADA, batch=2, rows=31, window=12, selected=7, keys=1288),
     "dream-7b": _DREAM,
     "dream-7b refresh": dataclasses.replace(_DREAM, rows=160, keys=4096, selected=96),
 }

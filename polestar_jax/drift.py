@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from pallas_kernels.drift_reference import DriftReference
+from pallas_kernels.drift_reference import DriftReference, pad_keys
 from polestar_jax.rows import iota, put_rows, take_rows
 from polestar_jax.types import pytree
 
@@ -25,7 +25,7 @@ def log_attention(scores: Float[Array, "B H R M"], mean_heads: bool) -> Float[Ar
 
 def as_reference(log_probability: Float[Array, "B h R M"]) -> DriftReference:
     """What later drifts are measured against: log probabilities are scores whose log sum is 0."""
-    return DriftReference(log_probability, jnp.zeros(log_probability.shape[:-1], jnp.float32))
+    return DriftReference(pad_keys(log_probability), jnp.zeros(log_probability.shape[:-1], jnp.float32))
 
 
 def drift(
@@ -39,7 +39,7 @@ def drift(
         and for proxies.
     """
     if isinstance(reference, DriftReference):
-        reference = reference.scores - reference.log_sum[..., None]
+        reference = reference.scores[..., : now.shape[-1]] - reference.log_sum[..., None]
     p = jnp.exp(now)
     if floor == "clamp":
         now, reference = jnp.maximum(now, jnp.log(_TINY)), jnp.maximum(reference, jnp.log(_TINY))

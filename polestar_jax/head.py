@@ -130,8 +130,8 @@ def predict(spec: Spec, sampler: Sampler, guidance, params, done: Pass, keys: ja
     slot, valid, extra, planes = jax.tree.map(lambda leaf: leaf[: spec.batch], given)
     slot = slot + spec.model.shift
     valid = valid & (slot < spec.length)
-    # Rules that look at the logits themselves need them in memory.
-    if guidance is None and isinstance(sampler, Greedy) and not spec.needs & SIGNALS.keys():
+    # Rules that look at the logits themselves need them in memory, and a sampler derived from Greedy may too.
+    if guidance is None and type(sampler) is Greedy and not spec.needs & SIGNALS.keys():
         chosen = choose_words(spec, params, done.hidden, sampler.allow_mask)
         if chosen is not None:
             return Prediction(slot, valid, *chosen, extra, planes)

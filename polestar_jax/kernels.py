@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels import confident_argmax, drift_attention, proxy_drift
-from pallas_kernels.drift_reference import DriftReference, room
+from pallas_kernels.drift_reference import DriftReference
 from pallas_kernels.implementation import Implementation
 from polestar_jax.types import Canvas, Scope, Spec
 
@@ -47,7 +47,7 @@ def measure_proxies(
       floor: other than "none" is not theirs either.
     """
     asked = implementation(spec)
-    if not _comparable(query, keys, old, floor) or proxy_drift.pick(query, keys, asked) == "xla":
+    if not _comparable(query, old, floor) or proxy_drift.pick(query, keys, asked) == "xla":
         return None
     # Turning (1, 0) by an angle gives its cosine and sine.
     half, batch = query.shape[-1] // 2, canvas.position.shape[0]
@@ -72,14 +72,13 @@ def attend_measuring(
     Arguments as in `attention.attend` and `measure_proxies`.
     """
     asked = implementation(spec)
-    if not _comparable(query, key, old, floor) or drift_attention.pick(query, key, value, asked) == "xla":
+    if not _comparable(query, old, floor) or drift_attention.pick(query, key, value, asked) == "xla":
         return None
     return drift_attention.drift_attention(query, key, value, key_mask, old, implementation=asked)
 
 
-def _comparable(query: jax.Array, keys: jax.Array, old: DriftReference, floor: Floor) -> bool:
-    # A reference has room for a multiple of 8 keys, and a state for as many as there are.
-    return floor == "none" and old.scores.shape[1] == query.shape[2] and room(keys.shape[2]) == keys.shape[2]
+def _comparable(query: jax.Array, old: DriftReference, floor: Floor) -> bool:
+    return floor == "none" and old.scores.shape[1] == query.shape[2]
 
 
 def choose_words(spec: Spec, params, hidden: jax.Array, allow_mask: bool) -> tuple[jax.Array, jax.Array] | None:

@@ -110,7 +110,7 @@ def refresh(
     for layer in range(config.layers):
         old = dataclasses.replace(cache.windows.layer(layer), codes=ahead)
         if layer + 1 < config.layers:
-            # On their way once the layer below has its rows, not before: they take memory.
+            # On their way once the layer below has chosen its rows, not before: they take memory.
             ahead = fetch(policy.offload, cache.windows.codes[layer + 1], changed)
         rows, moved = patch(old, decode_rows(old, policy.format), packet, changed, policy.epsilon)
         together = jnp.concatenate([moved.astype(hidden.dtype), hidden, rows.astype(hidden.dtype)], axis=1)

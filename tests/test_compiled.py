@@ -1,7 +1,7 @@
 """What the compiled decode contains: each weight read in place, nothing that calls back to the host."""
 
 import importlib.util
-import os
+import json
 import subprocess
 import sys
 
@@ -94,8 +94,17 @@ ENTRY %main (x.1: u8[96,256], y.1: f32[8,8]) -> (u8[96,256], u8[96,256], f32[8,8
 
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("jax_cuda13_plugin") is None, reason="needs uv sync --extra cuda13")
-def test_plan_of_llada_8b_with_two_layers():
-    """Compiled for an H200 in a process of its own: the CUDA plugin must not be loaded beside the other tests."""
-    command = [sys.executable, "-m", "polestar_jax", "plan", "--layers", "2", "--gpu", "h200"]
-    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"COLUMNS": "120"}, check=True)
-    assert "weights copied" in done.stdout and "none" in done.stdout
+@pytest.mark.parametrize("model", ["llada-8b", "dream-7b"])
+@pytest.mark.parametrize("gpu", ["h200", "a100"])
+def test_kernels_per_layer(model, gpu):
+    """What two more layers add, compiled in processes of their own, as the CUDA plugin must not be loaded here."""
+    plans = {}
+    for layers in (2, 4):
+        command = [sys.executable, "-m", "polestar_jax", "plan", "--model", model, "--gpu", gpu]
+        command += ["--layers", str(layers), "--json", "-"]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        plans[layers] = json.loads(done.stdout)["plan"]
+        assert plans[layers]["copied_weights"] == []
+    added = lambda kind: (plans[4]["kernels"][kind] - plans[2]["kernels"][kind]) / 2
+    # LM head and bookkeeping are 1.5 more per layer of the whole models: 18 and 30 are what we promise.
+    assert added("step") <= 16.5 and added("refresh") <= 28.5

@@ -69,7 +69,8 @@ def test_a_table_with_failures_and_a_line_cut_off(tmp_path):
     (only,) = plan_all.make_cells(plan_all.argparse.Namespace(**options | {"cells": "dream-7b,512,dual"}))
     path = tmp_path / "results.jsonl"
     plan = dict(weights=16e9, state=1e9, temporaries=0.5e9, total=17.5e9, host=7e6, layers=2, copied_weights=[])
-    plan |= dict(kernels={"step": 30, "entry": 50}, lower_seconds=1.0, compile_seconds=2.0)
+    plan |= dict(kernels={"step": 30, "entry": 50}, transfers={"step": 0, "entry": 4})
+    plan |= dict(lower_seconds=1.0, compile_seconds=2.0)
     least = {kind: {"bytes": 15e9, "operations": 5e11, "seconds": 0.003} for kind in ("step", "entry")}
     done = {"cell": only._asdict(), "plan": plan, "least": least, "state_on_host": 0}
     done["environment"] = {"jax": "1.2", "revision": "abc"}
@@ -82,7 +83,7 @@ def test_a_table_with_failures_and_a_line_cut_off(tmp_path):
     rows = {line.count("|") - 2 * line.count("\\|") + line.count("\\|") for line in lines if line.startswith("|")}
     assert len(rows) == 1, "a row has other columns than the head"
     text = "\n".join(lines)
-    assert "failed: RuntimeError: a \\| b" in text and "**17.50**" in text and "step 15.0" in text
+    assert "failed: RuntimeError: a \\| b" in text and "**17.50**" in text and "step 15.0<br>entry 25.0 + 2.0" in text
     assert "first try" not in text and "18.6 GB" in text and "jax 1.2 at abc" in text
 
 

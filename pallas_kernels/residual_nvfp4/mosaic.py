@@ -26,6 +26,11 @@ _GROUP = 16
 def quantize(rows: jax.Array, labels: jax.Array, centroids: jax.Array, kept=None) -> tuple[jax.Array, jax.Array]:
     """See `pallas_kernels.residual_nvfp4.quantize`."""
     batch, window, size = rows.shape
+    # Rows are copied by eight. Scales that are one tile wide go out in one piece, which would end in the next sequence.
+    if surplus := -window % (ROWS if size == COLUMNS and batch > 1 else 8):
+        grow = lambda leaf: jnp.pad(leaf, ((0, 0), (0, surplus)) + ((0, 0),) * (leaf.ndim - 2))
+        coded = quantize(grow(rows), grow(labels), centroids, jax.tree.map(grow, kept))
+        return coded[0][:, :window], coded[1][:, :window]
     clusters = centroids.shape[1]
     tiles = pl.cdiv(window, ROWS)
     # Which centroid, or -1 where the old codes stay.
@@ -132,6 +137,9 @@ def gather(
 ) -> jax.Array:
     """See `pallas_kernels.residual_nvfp4.gather`."""
     batch, clusters, size = centroids.shape
+    if surplus := -index.shape[1] % 8:  # rows are copied by eight
+        index = jnp.pad(index, ((0, 0), (0, surplus)))
+        return gather(codes, scales, labels, centroids, index, packet, changed)[:, :-surplus]
     count = index.shape[1]
     tiles = pl.cdiv(count, ROWS)
     fetched = min(count, ROWS)  # rows of a tile; those beyond hold nothing and are not written
@@ -151,9 +159,9 @@ def gather(
         def fetch(row, _):
             chosen = index_ref[batch_index, lax.axis_index("rows") * ROWS + row]
             for ref, smem in ((codes_ref, byte_smem), (scales_ref, scale_smem), (packet_ref, packet_smem)):
-                pieces = smem.shape[1]
+                pieces, width = smem.shape[1], ref.shape[3]
                 here = ref.at[batch_index, chosen, pl.ds(column * pieces, pieces)]
-                plgpu.copy_gmem_to_smem(here, smem.at[row], barrier)
+                plgpu.copy_gmem_to_smem(here, smem.at[row, :, pl.ds(0, width)], barrier)
             return _
 
         lax.fori_loop(0, fetched, fetch, None)
@@ -163,7 +171,7 @@ def gather(
         kind = _load_labels(source_ref.at[batch_index, at_rows])
         plgpu.barrier_wait(barrier)
         _, scale_column = positions((ROWS, COLUMNS // _GROUP))
-        scales = load(scale_smem.at[:, 0]).astype(jnp.int32)
+        scales = load(scale_smem.at[:, 0, pl.ds(0, COLUMNS // _GROUP)]).astype(jnp.int32)
 
         def treat(chunk, _):
             here = pl.ds(chunk * _CHUNK, _CHUNK)
@@ -194,7 +202,7 @@ def gather(
         scratch_types=[
             [
                 plgpu.SMEM((ROWS, _CHUNKS, _CHUNK // 2), jnp.uint8),
-                plgpu.SMEM((ROWS, 1, COLUMNS // _GROUP), jnp.uint8),
+                plgpu.SMEM((ROWS, 1, 128), jnp.uint8),  # the copy engine writes to multiples of 128 bytes
                 plgpu.SMEM((clusters, 1, COLUMNS), jnp.float32),
                 plgpu.SMEM((ROWS, _CHUNKS, _CHUNK), packet.dtype),
                 plgpu.SMEM((ROWS, _CHUNK // 2), jnp.bfloat16),

@@ -64,7 +64,7 @@ def test_proxies(kernels):
     expected = proxy_attention(policy, SPEC, query, key, canvas, scope)
     measure = lambda spec: measure_proxies(spec, query, key, canvas, scope, old, "none")
     score, reference = in_simulator(kernels, measure)
-    now = reference.scores - reference.log_sum[..., None]
+    now = reference.scores[..., :24] - reference.log_sum[..., None]
 
     loose = 0.15 if kernels == "triton" else 0.02  # Triton's interpreter rounds bfloat16 down
     np.testing.assert_allclose(score, drift(expected, old), atol=loose)
