@@ -43,8 +43,8 @@ def _print_kernels(parts: dict[str, Any], bandwidth: float | None) -> None:
         line = (
             f"{case['op']:36}{case['shape']:20}{same:7}{''.join(numbers)}{case['bytes'] / 1e6:9.2f}{_cell(least, 17)}"
         )
-        notes = ["read from the L2 cache"] * bool(case.get("in cache")) + [case["error"][:150]] * ("error" in case)
-        print("  ".join([line, *notes]))
+        cached = "read from the L2 cache" if case.get("in cache") else ""
+        print("  ".join(filter(None, [line, cached, case.get("error", "")[:150]])))
         if case.get("same") is False:
             print(f"    differences: {case['differences']}")
 

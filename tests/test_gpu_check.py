@@ -196,3 +196,43 @@ def test_rehearsal(tmp_path):
     assert len(cases) == 7 and all(case["same"] and len(case["ms"]) == 2 for case in cases)
     assert content["parts"]["polestar with kernels offloaded"]["results"]["copies"]["bytes"] > 0
     assert "REHEARSAL" in done.stdout
+
+
+def test_the_report_of_what_was_found(capsys):
+    """One kernel that agrees and one that failed; two decodes, of which one drifts to infinity."""
+    from gpu_report import print_report
+
+    cases = [
+        {"op": "attention", "shape": "llada-8b", "bytes": 2e7, "in cache": True, "same": True, "ms": {"mosaic": 0.01}},
+        {"op": "proxy_drift", "shape": "llada-8b", "bytes": 1e7, "ms": {}, "error": "XlaRuntimeError: misaligned"},
+    ]
+    decode = {
+        "tps": 100.0,
+        "positions per forward": 3.0,
+        "scaled": False,
+        "parameters": 8e9,
+        "dtype": "bfloat16",
+        "peak bytes": 17e9,
+        "peak bytes, making weights": 16e9,
+        "seconds to the end of the first decode, compilation included": 90.0,
+        "ms": {"step": 4.0, "refresh": 5.0},
+        "layers": 32,
+        "largest misfit of a decode": 0.01,
+        "runs": {"paper": {"tokens": [1, 2, 3, 4], "drift is finite": True}},
+    }
+    other = decode | {"tps": 50.0, "runs": {"paper": {"tokens": [1, 2, 3, 5], "drift is finite": False}}}
+    part = lambda results: {"status": "done", "results": results}
+    parts = {"device": part({"bandwidth by data sheet": 4.8e12}), "attention": part({"cases": cases})}
+    parts |= {"polestar with kernels": part(decode), "polestar without kernels": part(other)}
+    print_report({"rehearsal": False, "parts": parts | {"vanilla with kernels": {"status": "stopped after 80 s"}}})
+    text = capsys.readouterr().out
+    for words in (
+        "L2 cache",
+        "misaligned",
+        "0.031 ms per layer",
+        "2.00 times",
+        "75% of the tokens",
+        "stopped after 80 s",
+    ):
+        assert words in text
+    assert text.count("NOT FINITE") == 1
