@@ -104,7 +104,7 @@ def _look(
         scores = tl.dot(query_low, tl.trans(plain_low), input_precision="ieee")
         scores = (scores + tl.dot(query_high, tl.trans(plain_high), input_precision="ieee")) * scale
         scores = tl.where(valid[None, :], scores, negative)
-        tl.store(scores_ref + place, scores, mask=held)
+        tl.store(scores_ref + place, scores, mask=held)  # in place: no other program, nor step, reads these
         new = tl.maximum(largest, tl.max(scores, axis=1))
         shrink = tl.exp(largest - new)
         weights = tl.exp(scores - new[:, None])
