@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 
@@ -90,6 +91,15 @@ ENTRY %main (x.1: u8[96,256], y.1: f32[8,8]) -> (u8[96,256], u8[96,256], f32[8,8
 """)
     assert (program.kernels(program.entry), program.transfers(program.entry)) == (2, 2)
     assert program.transfers_beside(program.entry) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("jax_cuda13_plugin") is None, reason="needs uv sync --extra cuda13")
+def test_plan_of_llada_8b_with_two_layers():
+    """Compiled for an H200 in a process of its own: the CUDA plugin must not be loaded beside the other tests."""
+    command = [sys.executable, "-m", "polestar_jax", "plan", "--layers", "2", "--gpu", "h200"]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"COLUMNS": "120"}, check=True)
+    assert "weights copied" in done.stdout and "none" in done.stdout
 
 
 @pytest.mark.slow
