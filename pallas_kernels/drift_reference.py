@@ -54,9 +54,9 @@ def mean_drift(expected: jax.Array, log_sum: jax.Array, old_log_sum: jax.Array) 
     return jnp.maximum(expected - (log_sum - old_log_sum), 0.0).mean(axis=1)
 
 
-def split_keys(tiles: int, wanted: int) -> tuple[int, int]:
-    """In how many parts to take the keys, at most `wanted`, and how many of their `tiles` go in each."""
-    steps = -(-tiles // min(tiles, max(1, wanted)))
+def split_keys(tiles: int, wanted: int, most: int = MOST_PARTS) -> tuple[int, int]:
+    """In how many parts to take the keys, at most `wanted` and `most`, and how many of their `tiles` go in each."""
+    steps = -(-tiles // min(tiles, max(1, wanted), most))
     return -(-tiles // steps), steps
 
 

@@ -28,7 +28,7 @@ def confident_argmax(
     """See `pallas_kernels.confident_argmax`."""
     (rows, size), words = hidden.shape, head.shape[0]
     tiles, pieces = pl.cdiv(rows, ROWS), size // COLUMNS
-    parts, steps = split_keys(pl.cdiv(words, WORDS), PROGRAMS // tiles)
+    parts, steps = split_keys(pl.cdiv(words, WORDS), PROGRAMS // tiles, most=PROGRAMS)
     hidden = jnp.pad(normalize(hidden, norm, epsilon), ((0, tiles * ROWS - rows), (0, 0)))
 
     def body(hidden_ref, head_ref, *rest):

@@ -22,7 +22,7 @@ def confident_argmax(
     (rows, size), words = hidden.shape, head.shape[0]
     block = 16 if rows <= 16 else 32
     tiles = triton.cdiv(rows, block)
-    parts, steps = split_keys(triton.cdiv(words, WORDS), PROGRAMS // tiles)
+    parts, steps = split_keys(triton.cdiv(words, WORDS), PROGRAMS // tiles, most=PROGRAMS)
     stat = jax.ShapeDtypeStruct((parts, tiles * block), jnp.float32)
     found = launch_triton(
         _treat,

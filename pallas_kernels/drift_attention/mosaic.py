@@ -12,7 +12,6 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.drift_reference import (
-    MOST_PARTS,
     NEGATIVE,
     DriftReference,
     group_queries,
@@ -52,7 +51,7 @@ def _look(query: jax.Array, key: jax.Array, value: jax.Array, key_mask: jax.Arra
     kv_heads, keys = key.shape[1:3]
     flat, planes = heads // kv_heads * rows, batch * kv_heads
     tiles = pl.cdiv(flat, ROWS)
-    parts, steps = split_keys(pl.cdiv(keys, KEYS), min(MOST_PARTS, PROGRAMS // (planes * tiles)))
+    parts, steps = split_keys(pl.cdiv(keys, KEYS), PROGRAMS // (planes * tiles))
     mask = jnp.pad(key_mask.astype(jnp.int32), ((0, 0), (0, parts * steps * KEYS - keys)))
     grouped = group_queries(query, kv_heads)
     grouped = jnp.pad(grouped, ((0, 0), (0, tiles * ROWS - flat), (0, 0)))

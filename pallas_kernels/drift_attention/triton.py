@@ -6,7 +6,6 @@ import triton
 import triton.language as tl
 
 from pallas_kernels.drift_reference import (
-    MOST_PARTS,
     NEGATIVE,
     DriftReference,
     join_values,
@@ -43,7 +42,7 @@ def _look(query: jax.Array, key: jax.Array, value: jax.Array, key_mask: jax.Arra
     flat, planes = heads // kv_heads * rows, batch * kv_heads
     block = 16 if flat <= 16 else 32
     tiles = triton.cdiv(flat, block)
-    parts, steps = split_keys(triton.cdiv(keys, KEYS), min(MOST_PARTS, PROGRAMS // (planes * tiles)))
+    parts, steps = split_keys(triton.cdiv(keys, KEYS), PROGRAMS // (planes * tiles))
     stat = jax.ShapeDtypeStruct((parts, planes, tiles * block), jnp.float32)
     nothing = jnp.zeros((1,), jnp.float32)
     scores = nothing if old is None else old.scores

@@ -6,7 +6,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.drift_reference import MOST_PARTS, NEGATIVE, DriftReference, group_queries, put_together, split_keys
+from pallas_kernels.drift_reference import NEGATIVE, DriftReference, group_queries, put_together, split_keys
 from pallas_kernels.tiles import PER_COLUMN, ROWS, full, load, multiply, spread_columns, spread_rows
 
 KEYS = 64
@@ -23,7 +23,7 @@ def proxy_drift(
     kv_heads, keys = key.shape[1:3]
     flat, planes, half = heads // kv_heads * clusters, batch * kv_heads, size // 2
     tiles = pl.cdiv(flat, ROWS)
-    parts, steps = split_keys(pl.cdiv(keys, KEYS), min(MOST_PARTS, PROGRAMS // (planes * tiles)))
+    parts, steps = split_keys(pl.cdiv(keys, KEYS), PROGRAMS // (planes * tiles))
     mask = jnp.pad(key_mask.astype(jnp.int32), ((0, 0), (0, parts * steps * KEYS - keys)))
     grouped = group_queries(query, kv_heads)
     grouped = jnp.pad(grouped, ((0, 0), (0, tiles * ROWS - flat), (0, 0)))

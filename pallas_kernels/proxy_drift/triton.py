@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import triton
 import triton.language as tl
 
-from pallas_kernels.drift_reference import MOST_PARTS, NEGATIVE, DriftReference, put_together, split_keys
+from pallas_kernels.drift_reference import NEGATIVE, DriftReference, put_together, split_keys
 from pallas_kernels.launch import launch_triton
 
 KEYS = 32
@@ -21,7 +21,7 @@ def proxy_drift(
     flat, planes = heads // kv_heads * clusters, batch * kv_heads
     block = 16 if flat <= 16 else 64
     tiles = triton.cdiv(flat, block)
-    parts, steps = split_keys(triton.cdiv(keys, KEYS), min(MOST_PARTS, PROGRAMS // (planes * tiles)))
+    parts, steps = split_keys(triton.cdiv(keys, KEYS), PROGRAMS // (planes * tiles))
     stat = jax.ShapeDtypeStruct((parts, planes, tiles * block), jnp.float32)
     scores = jax.new_ref(old.scores)
     stats = launch_triton(
