@@ -1,6 +1,7 @@
 """Reads compiled HLO as text: which instructions a branch of the decode runs, and what they yield."""
 
 import dataclasses
+import functools
 import re
 from collections.abc import Callable, Iterator
 
@@ -60,16 +61,19 @@ class Program:
         return self._count(computation, lambda instruction: instruction.opcode == _TRANSFER)
 
     def transfers_beside(self, computation: str) -> int:
-        """The transfers between whose start and end the program goes on with a product or a kernel of ours."""
-        found, started = 0, {}
-        for place, instruction in enumerate(self.computations[computation]):
-            if instruction.opcode == _TRANSFER:
-                started[instruction.name] = place
-            elif instruction.opcode == "copy-done":
-                meanwhile = self.computations[computation][started[instruction.operands[0]] : place]
-                found += any(self._multiplies(each) for each in meanwhile)
-            found += sum(self.transfers_beside(called) for called in _flow(instruction))
-        return found
+        """Those of the transfers between whose start and end the program goes on with a product or a kernel of ours."""
+        return self._count(computation, lambda instruction: instruction.name in self._beside)
+
+    @functools.cached_property
+    def _beside(self) -> frozenset[str]:
+        found = set()
+        for instructions in self.computations.values():
+            place = {each.name: index for index, each in enumerate(instructions)}
+            for end, done in enumerate(instructions):
+                if done.opcode == "copy-done":
+                    start = done.operands[0]
+                    found |= {start for each in instructions[place[start] : end] if self._multiplies(each)}
+        return frozenset(found)
 
     def _multiplies(self, instruction: Instruction) -> bool:
         if instruction.opcode in ("dot", "custom-call") or self.tiled.intersection(instruction.called):
