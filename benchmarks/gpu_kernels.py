@@ -64,9 +64,7 @@ def draw(op: str, shape: Shape, seed: int) -> tuple[Any, ...]:
             return jax.random.randint(key, leaf.shape, 0, 127, jnp.int32).astype(jnp.uint8)
         return jax.random.normal(key, leaf.shape, leaf.dtype)
 
-    arguments: list[Any] = list(
-        jax.tree.unflatten(tree, [fill(leaf, key) for leaf, key in zip(leaves, keys[2:], strict=True)])
-    )
+    arguments = list(jax.tree.unflatten(tree, [fill(leaf, key) for leaf, key in zip(leaves, keys[2:], strict=True)]))
     if op == "residual_nvfp4.gather":  # any two codes, any row
         arguments[0] = jax.random.bits(keys[0], arguments[0].shape, jnp.uint8)
         arguments[4] = jax.random.randint(keys[1], arguments[4].shape, 0, shape.window, jnp.int32)

@@ -105,7 +105,7 @@ def refresh(
     # As kernels read it: in a branch inside the layers it would be converted once more in each.
     visible = scope.visible.astype(jnp.int32)
     # Of all layers at once: in each layer it would be operations of its own.
-    ranks = jax.vmap(lambda labels: rank_rows(labels, policy.clusters), 1, 1)(cache.windows.labels)
+    ranks = jax.vmap(rank_rows, 1, 1)(cache.windows.labels)
     ahead = fetch(policy.offload, cache.windows.codes[0])
     for layer in range(config.layers):
         old = dataclasses.replace(cache.windows.layer(layer), codes=ahead)
@@ -122,8 +122,7 @@ def refresh(
         score, reference = proxy_drift(policy, spec, query[:, :proxy], keys[layer], canvas, scope, old.reference)
         last = layer == config.layers - 1
         k = policy.selected_last if last else policy.selected
-        these = jax.tree.map(lambda leaf, layer=layer: leaf[:, layer], ranks)
-        selected, place = select_rows(score, old.counts, old.labels, these, k, policy.memberless)
+        selected, place = select_rows(score, old.counts, old.labels, ranks[:, layer], k, policy.memberless)
         selected = selected & inside
         if last and "suffix" not in spec.needs:
             selected = jnp.zeros_like(selected)  # nobody reads the last packet

@@ -6,7 +6,6 @@ coded residuals, and stood in for by the centroids when drift is measured.
 
 import functools
 import operator
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -137,31 +136,18 @@ def patch(
     return patched, move(window.centroids, window.counts, window.labels, rows, patched, changed)
 
 
-class Ranks(NamedTuple):
-    """Where a cluster's rows come among themselves, and how many they are.
-
-    Attributes:
-      rank: int32 `[B, W]`, rows of the same label before this one.
-      size: int32 `[B, K]`.
-    """
-
-    rank: jax.Array
-    size: jax.Array
-
-
-def rank_rows(labels: Int[Array, "B W"], clusters: int) -> Ranks:
-    """The ranks of a layer's rows."""
+def rank_rows(labels: Int[Array, "B W"]) -> Int[Array, "B W"]:
+    """How many rows of the same label come before each row."""
     earlier = iota(labels.shape[1]) < iota(labels.shape[1]).T
     same = labels[:, :, None] == labels[:, None, :]
-    mine = labels[:, None, :] == iota(clusters).T[None]
-    return Ranks((same & earlier[None]).sum(axis=2, dtype=jnp.int32), mine.sum(axis=2, dtype=jnp.int32))
+    return (same & earlier[None]).sum(axis=2, dtype=jnp.int32)
 
 
 def select_rows(
     drift: Float[Array, "B K"],
     counts: Int[Array, "B K"],
     labels: Int[Array, "B W"],
-    ranks: Ranks,
+    rank: Int[Array, "B W"],
     selected: Float[Array, ""] | float,
     memberless: bool,
 ) -> tuple[Bool[Array, "B W"], Int[Array, "B W"]]:
@@ -171,8 +157,9 @@ def select_rows(
     in float32 must not decide.
 
     Args:
-      counts: what clusters held when they were made; only those above 0 compete.
-      memberless: let the others compete too, as the authors' release does; they refresh nothing.
+      counts: rows of each label; clusters without any do not compete.
+      rank: of `rank_rows`.
+      memberless: let them compete too, as the authors' release does; they refresh nothing.
 
     Returns:
       which rows; the place of each among them, cluster by cluster, which says nothing of the others.
@@ -190,5 +177,4 @@ def select_rows(
     ahead = [(levels[k] > own) | ((levels[k] == own) & (labels > k)) for k in each]
     add = lambda terms: functools.reduce(operator.add, terms)
     chosen = (own > -jnp.inf) & (add(one.astype(jnp.int32) for one in ahead) < selected)
-    sizes = column(ranks.size)
-    return chosen, ranks.rank + add(jnp.where(ahead[k], sizes[k], 0) for k in each)
+    return chosen, rank + add(jnp.where(before, size, 0) for before, size in zip(ahead, column(counts), strict=True))
